@@ -1,7 +1,5 @@
 """The command line: chooses the command, reads its config, and turns each error into a message and an exit code.
-
-Imports no torch, so that a typo is answered at once.
-"""
+Imports no torch, so that a typo is answered at once."""
 
 import argparse
 import importlib

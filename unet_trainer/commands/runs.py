@@ -98,11 +98,7 @@ def _warn_of_damage(summaries: Sequence[RunSummary], console: Console) -> None:
 def read_run_words(
     words: Sequence[str], script_config: ScriptConfig, command: str, takes_data: bool = False
 ) -> tuple[list[str], list[Path], Path | None]:
-    """The names of runs, their folders (that of the newest run without a name), and where their data are now, if it was
-    said.
-
-    Words are names, and key=value for where runs and data lie. Raises UserError.
-    """
+    """The names of runs, their folders (without a name the newest), and where their data are now. Raises UserError."""
     names, settings = split_words(words, command, ("checkpoint_dir", "data_dir") if takes_data else ("checkpoint_dir",))
     checkpoint_dir = Path(settings.get("checkpoint_dir") or script_config(()).checkpoint_dir)
     wanted: list[str | None] = [*names] or [None]

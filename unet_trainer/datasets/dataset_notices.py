@@ -1,6 +1,4 @@
-"""The texts of a dataset's report: problems with their fixes, and what does not stop training and the user should know.
-
-Decides nothing: each function gets what was found and puts it into words."""
+"""The texts of a dataset's report: problems with their fixes, and what the user should know. Decides nothing."""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -71,8 +69,7 @@ def unknown_value_lines(pairs: Sequence[Pair], masks: Sequence[MaskFacts], codin
 
 
 def problem_of_palettes(pairs: Sequence[Pair], masks: Sequence[MaskFacts]) -> list[Problem]:
-    """The values of masks with a palette are places in it: a colour that has another place in some masks has two
-    meanings."""
+    """The values of masks with a palette are places in it: a colour with two places has two meanings."""
     places: dict[int, dict[int, list[str]]] = {}  # colour → its places in palettes → masks
     for pair, mask in zip(pairs, masks, strict=True):
         palette = mask.palette or {}
@@ -101,8 +98,7 @@ def nothing_to_learn(evidence: MaskEvidence, config: Config, only: str = "") -> 
 
 
 def describe_large_foreground(coding: MaskCoding, evidence: MaskEvidence) -> list[str]:
-    """Masks with the foreground in black are common, and only its share shows it: the settings that exchange it with
-    the background. Ids of objects have no other way."""
+    """Masks with the foreground in black are common, and only its share shows it: settings that exchange the two."""
     share = class_shares(evidence.masks, coding, 2)[1]
     if not LARGE_FOREGROUND <= share < 1 or coding.mask_values == "nonzero":
         return []

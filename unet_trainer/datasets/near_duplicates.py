@@ -87,8 +87,7 @@ def decode_thumbnails(thumbnails: Sequence[str]) -> Floats:
 
 
 def build_views(thumbnails: Sequence[str], are_masks: bool = False) -> Views:
-    """Take out of the thumbnails what they have in common, alike for their flips and turns (whitening). Images, not
-    masks, that show too little count as none."""
+    """Take out of the thumbnails what they have in common (whitening). Images that show too little count as none."""
     plain = decode_thumbnails(thumbnails)
     plain = _scale_to_unit(plain - plain.mean(1, keepdims=True))
     if not are_masks:
@@ -109,10 +108,8 @@ def build_views(thumbnails: Sequence[str], are_masks: bool = False) -> Views:
 def find_near_duplicates(views: Views) -> list[tuple[int, int]]:
     """Pairs of images that are the same but for encoding, size, colour, a little light, flips and quarter turns.
 
-    Flips change signs of the waves (DCT) of a thumbnail, turns swap rows and columns: the sizes of waves, added across
-    the diagonal, are a hash that is the same for all eight. Those with the nearest hashes are compared by their
-    thumbnails.
-    """
+    The sizes of the waves (DCT) of a thumbnail, added across the diagonal, are a hash that flips and turns leave as it
+    is. Those with the nearest hashes are compared by their thumbnails."""
     held = np.flatnonzero(views.plain.any(1))
     hashes, pairs = _hash_waves(views.whitened[held]), set[tuple[int, int]]()
     squares = (hashes**2).sum(1)
@@ -134,8 +131,8 @@ def find_near_duplicates(views: Views) -> list[tuple[int, int]]:
 
 
 def find_series(names: Sequence[str], views: Sequence[Views]) -> Series | None:
-    """The series of one object, if images with near numbers are alike and those beyond some distance are not. `views`:
-    of images and of masks; images are alike if one of both is. One of the numbers of a name counts."""
+    """The series of one object, if images with near numbers in their names are alike and others are not. `views`: of
+    images and of masks; images are alike if one of both is."""
     for position in range(NUM_NUMBERS if len(names) >= MIN_IMAGES else 0):
         numbers = [re.findall(r"\d+", name)[::-1][position : position + 1] for name in names]
         kinds = [re.sub(r"\d+", "#", name) if its else name for name, its in zip(names, numbers, strict=True)]
@@ -175,8 +172,7 @@ def _longest_step(steps: NDArray[np.float64], is_alike: Pixels) -> float | None:
 def describe_near_duplicates(
     pairs: Sequence[tuple[int, int]], names: Sequence[str], parts: Sequence[str], is_divided: bool
 ) -> str:
-    """Those in train and in val, with the share and examples; without any, how many stay on one side. `parts`: of each
-    image, train or val; `is_divided`: by the data itself."""
+    """Those in train and in val, or else how many stay on one side. `parts`: of each image, train or val."""
     across = [(a, b) if parts[a] == "val" else (b, a) for a, b in pairs if {parts[a], parts[b]} == {"train", "val"}]
     shown = first_few((f"{names[one]} ≈ {names[other]}" for one, other in across or pairs), 3)
     kinds = "(re-encoded, resized, flipped or turned)"

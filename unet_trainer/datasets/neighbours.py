@@ -71,8 +71,7 @@ class Similarity(NamedTuple):
 
 
 def find_neighbours(config: Config, pairs: Sequence[Pair], images: Sequence[ImageFacts]) -> Note:
-    """The note on images that are like their neighbours, if a setting keeps them apart: the pattern with most groups
-    that can be split, or split: blocks for a sequence."""
+    """The note on images that are like their neighbours, if groups or split: blocks keep them apart."""
     paths = [pair.path_in(Path(config.data_dir)) for pair in pairs]
     for subject, pattern, min_share in (("original", VERSION, 0.0), ("number", LEFT_AND_RIGHT, MIN_SHARE)):
         groups = _groups_by(pattern, paths)
@@ -145,8 +144,8 @@ def _note(reason: str, alike: Sequence[str], fix: str, settings: dict[str, Any])
 
 
 def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], images: Sequence[ImageFacts]) -> Note:
-    """The note on a split of the data itself, if the training image that is most like a validation image is its
-    neighbour in the numbering more often than by chance. No setting changes it. `images`: of train, then of val."""
+    """The note on a split of the data itself, if the training image most like a validation image is its neighbour in
+    the numbering. `images`: of train, then of val."""
     pairs = [*train, *val]
     ours, theirs = (
         {match[1]: pair for pair in side if (match := re.search(VERSION, pair.image.name))} for side in (val, train)

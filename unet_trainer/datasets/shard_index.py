@@ -1,9 +1,7 @@
-"""The index of shards: for each sample where its image and its mask lie in a tar file, with checksums, and facts about
-both.
+"""The index of shards, shards.json: where image and mask of each sample lie in a tar file, checksums, and their facts.
 
-It is a JSON file, shards.json, beside the shards that `shard` writes. Shards of other tools are indexed once: samples
-are found by WebDataset's naming, in which the files of a sample share their name up to the first dot. Nothing is ever
-unpacked."""
+Shards of other tools are indexed once, by WebDataset's naming, in which the files of a sample share their name up to
+the first dot. Nothing is ever unpacked."""
 
 import io
 import json
@@ -144,9 +142,8 @@ def add_member(archive: tarfile.TarFile, name: str, content: bytes) -> Member:
 
 
 def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
-    """Name, offset and length of the plain files in a tar file, in their order. Reads headers only. Raises ShardError,
-    without the file's name: tarfile itself takes a damaged header, or a file that was cut off between two members, for
-    the end."""
+    """Name, offset and length of the plain files in a tar file. Raises ShardError, also where tarfile takes a damaged
+    header, or a file that was cut off between two members, for the end."""
     if file.read(6).startswith(COMPRESSED):
         raise ShardError(f"compressed; {NOT_PLAIN}")
     file.seek(0)
@@ -173,8 +170,7 @@ def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
 
 
 def index_shard(name: str, num_bytes: int, file: BinaryIO) -> tuple[Shard, list[str]]:
-    """The samples of a shard of any tool, and those that lack an image or a mask. Reads all of it, once. Raises
-    ShardError, without the shard's name."""
+    """The samples of a shard of any tool, and those that lack an image or a mask. Raises ShardError."""
     by_key: dict[str, list[Member]] = {}  # WebDataset's key is the path up to the first dot of its last part
     for raw, offset, length in list_members(file):
         path = path_in_shard(raw)
@@ -193,8 +189,7 @@ def index_shard(name: str, num_bytes: int, file: BinaryIO) -> tuple[Shard, list[
 
 
 def _image_and_mask(members: Sequence[Member]) -> tuple[Member, Member] | None:
-    """a.jpg or a.image.jpg with a.seg.png or a.mask.png, or with a.png. None if there is no such pair, or more than
-    one."""
+    """a.jpg or a.image.jpg with a.seg.png, a.mask.png or a.png; None if there is no such pair, or more than one."""
     words = {member: member.name.rpartition("/")[2].lower().split(".")[1:] for member in members}
     images = [member for member in members if len(words[member]) == 1 or words[member][-2] in IMAGE_WORDS]
     masks = [member for member in members if len(words[member]) > 1 and words[member][-2] in MASK_WORDS]

@@ -1,9 +1,5 @@
-"""The files of shards, and shards that are open: the bytes of any file in them, checked.
-
-Files below a folder or a URL (s3://, gs://, http://, ...) are read in parts; remote ones through fsspec, which comes
-with torch. Its file system of web servers asks once, so that failures are retried here; its caches have no bound and
-are not shared between processes that read at the same time, so that RangeCache keeps what is fetched.
-"""
+"""The files of shards, and shards that are open: the bytes of any file in them, checked. Read through fsspec, in parts;
+its file system of web servers asks once, so that failures are retried here, and its caches have no bound."""
 
 from __future__ import annotations
 
@@ -57,8 +53,7 @@ class MissingFile(ShardError):
 
 
 class Files:
-    """Files below a folder or a URL, by their names relative to it; from several threads, and in processes forked from
-    this one."""
+    """Files below a folder or a URL, by their names relative to it; from several threads, and in forked processes."""
 
     def __init__(self, root: str, waits: tuple[float, ...] | None = None) -> None:
         self.is_remote = is_url(root)
@@ -103,8 +98,7 @@ class Files:
             raise ShardError(f"{self.root} gives whole files only, not parts of them; {fix}")
 
     def find(self, is_deep: bool = True) -> list[str]:
-        """The names of all files; of a local folder, also without those in folders below. Empty where nothing is there,
-        or where it cannot be listed."""
+        """The names of all files; of a local folder those below if `is_deep`. Empty where none can be listed."""
         if not self.is_remote:  # folders that may not be read are named when the data is searched
             folders = islice(os.walk(self.root), None if is_deep else 1)
             found = (Path(folder, name) for folder, _, names in folders for name in names)
@@ -128,8 +122,7 @@ class Files:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
-        """A file to write to; on a disk it is there completely at the end of the block, or not at all. Raises
-        UserError."""
+        """A file to write to; on a disk it is there completely at the end of the block, or not at all."""
         place = self.place(name)
         try:
             if self.is_remote:
@@ -176,8 +169,7 @@ class Files:
 
 
 def _connect(protocol: str, process: int) -> Any:
-    """fsspec's file system of a protocol, one for each process: its connections and their thread do not survive a
-    fork."""
+    """fsspec's file system, one for each process: connections and their thread do not survive a fork."""
     if protocol and protocol not in PROTOCOLS:
         known = "need s3://, gs://, abfs://, https:// or http://, or the path of a folder"
         raise ShardError(f"{protocol}:// is not known; {known}")
@@ -274,8 +266,7 @@ class ShardStore:
         return bytes(file.span.cut(content, file.member))
 
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
-        """Fetches what this thread will read next, side by side, as far as memory allows; an error is raised where its
-        file is read. What was fetched earlier and not read is dropped."""
+        """Fetches what this thread will read next, as far as memory allows; errors are raised by `read`."""
         self._fetched.ahead = {}
         if not self.is_remote:
             return
@@ -306,14 +297,11 @@ class ShardStore:
 
 
 class RangeCache:
-    """Parts of remote shards on the local disk, in a bounded number of bytes, for all processes of a machine and for
-    later runs.
+    """Parts of remote shards on the local disk, in a bounded number of bytes, for all processes and later runs.
 
-    Each shard has a file here in which its parts lie where they lie in the shard; the rest of it is a hole that takes
-    no room. The reader verifies checksums, so no table says which parts are there: what was never written, cut off by a
-    kill or is of an older shard has wrong ones and is fetched. Kept are the first shards, as far as they fit: every
-    epoch reads each sample once, so a cache that replaced the oldest by the newest would have discarded most of them
-    before they are read again."""
+    Each shard has a file with holes, in which its parts lie where they lie in the shard; what has wrong checksums is
+    fetched. Kept are the first shards, as far as they fit: an epoch reads each sample once, so a cache that replaces
+    the oldest would have discarded most of them before they are read again."""
 
     def __init__(self, folder: Path, url: str, shards: Sequence[Shard], max_bytes: int) -> None:
         """Keeps at most half of what is free on the disk. Raises OSError where nothing can be written."""

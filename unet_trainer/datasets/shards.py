@@ -1,13 +1,7 @@
-"""The pairs in the shards that data_dir names: a folder or URL of shards, one shard, or several by a pattern
-(a-{000..011}.tar).
+"""The pairs in the shards that data_dir names (a folder or URL of shards, one shard, or a pattern: a-{000..011}.tar),
+and how shards are written: KEY.jpg and KEY.mask.png, byte for byte, the index last.
 
-Shards that `shard` wrote have their index beside them. Those of other tools are read once, and their index is kept
-under checkpoint_dir; so is what is fetched of remote shards. Names, parts and groups are those of the files that they
-were written from.
-
-write_shards makes them of the pairs of a dataset: NAME-000000.tar, ... (NAME-train-000000.tar where the data is
-divided), with KEY.jpg and KEY.mask.png, byte for byte. The index is written last: shards without one are unfinished.
-"""
+Shards of other tools are read once, and their index is kept under checkpoint_dir; so is what is fetched."""
 
 import contextlib
 import dataclasses
@@ -143,8 +137,7 @@ def _naming(place: str, message: object) -> ShardError:
 
 
 def _index_others(place: ShardPlace, files: Files, folder: Path, console: Console) -> ShardIndex:
-    """Of shards of other tools. What an earlier start has read of a shard is cached, and read again if it has
-    changed."""
+    """Of shards of other tools; of a shard that has not changed, as an earlier start has read it."""
     there = files.find(is_deep=place.names is None) if place.names is None or not files.is_remote else []
     if UNFINISHED in there:
         raise ShardError(f"{place.root}: the shards there are not finished (no {INDEX_NAME} yet); write them again")
@@ -257,8 +250,7 @@ Members = list[tuple[ScannedPair, str]]  # of a shard: the pairs and their keys
 
 
 def _divide(pairs: Sequence[ScannedPair], stem: str, shard_bytes: int) -> dict[str, Members]:
-    """The pairs of each shard, by its name, a shard of one part of the data. WebDataset's keys are the pairs' names
-    with no dot, since a key ends at the first, and each once."""
+    """The pairs of each shard, by its name. WebDataset's keys are the pairs' names without dots, each once."""
     by_part: dict[str, list[Members]] = {}
     room: dict[str, int] = {}  # in the last shard of each part
     keys = set[str]()

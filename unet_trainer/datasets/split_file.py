@@ -1,8 +1,5 @@
-"""A split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run.
-
-That of a run has the names of the pairs and digests of their content besides, and the boxes of blocks. Names that are
-not UTF-8 are written there as the bytes that they are, and read back.
-"""
+"""A split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run,
+which has the names of the pairs, digests of their content and the boxes of blocks besides."""
 
 import csv
 import io
@@ -33,9 +30,7 @@ def read_split_csv(
 ) -> FoundPairs:
     """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem.
 
-    `now`: pairs that are there. Rows of the same name stand for those whose files were made from others, wherever they
-    lie now. The `converter` cuts the blocks out of their images.
-    """
+    `now`: pairs that are there; rows of the same name stand for those whose files were made from others."""
     rows, there = _read_rows(path), (*now.pairs, *now.test) if now else ()
     made = {pair.name: pair for pair in there if pair.box is None and (pair.image_origin or pair.mask_origin)}
     stored = {file: file for pair in there for file in (pair.image, pair.mask)}  # of shards, those that can be read
@@ -101,16 +96,14 @@ def _read_pair(row: Row, data_dir: Path, made: Mapping[str, Pair], stored: Mappi
 
 
 def _find_file(data_dir: Path, cell: str) -> Path:
-    """The file that a cell names: as it stands there, without spaces around it, in another form of Unicode, or as on
-    Windows."""
+    """The file that a cell names: as it stands there, without spaces, in another form of Unicode, or as on Windows."""
     forms = [unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")]
     spellings = (cell, cell.strip(), *forms, *(text.replace("\\", "/") for text in forms))
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
 def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:
-    """Of the rows of a part, the images as absolute paths, whether they are there or not; and digests of the pairs,
-    where the table has them: the same files in another place have the same. Raises DataError."""
+    """Of the rows of a part, the images as absolute paths, and digests of the pairs, where the table has them."""
     rows = [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
     contents = {content for row in rows if (content := row.get("content", "").strip())}
     return [resolved(_find_file(data_dir, row["image"])) for row in rows], contents
@@ -127,8 +120,7 @@ def _read_rows(path: Path) -> list[tuple[int, Row]]:
 
 
 def read_table(path: Path, name: str, errors: str = "surrogateescape") -> tuple[list[str], list[tuple[int, Row]]]:
-    """The header of a CSV file, in lower case, and line number and cells of each row that is not empty. `errors`: as of
-    str.decode. Raises DataError."""
+    """The header of a CSV file, in lower case, and line number and cells of each row with text. Raises DataError."""
     limit = csv.field_size_limit(MAX_BYTES)
     try:
         text = input_files.read_text(path, MAX_BYTES, "utf-8-sig", errors)

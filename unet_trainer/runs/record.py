@@ -1,8 +1,5 @@
-"""run.json, in which a run records what it is and what happened: its writer, and its reader for all that shows runs.
-
-The file is replaced whole, with each save of the state. A reader takes all of it or, where it is damaged, nothing. What
-a run does not have is empty or None. Imports no torch.
-"""
+"""run.json, in which a run records what it is and what happened: its writer, and its reader. Replaced whole with each
+save of the state; a damaged one is not read. Imports no torch."""
 
 import contextlib
 import json
@@ -37,8 +34,8 @@ NO_USE = "this model is of no use"  # what the warning of such a result starts w
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One finished epoch. `row`: the columns of metrics.csv that are finite. `classes`: of each class that is reported,
-    by its name, iou, dice, precision and recall; None: undefined, because the class does not occur."""
+    """One finished epoch. `row`: the finite columns of metrics.csv. `classes`: of each class that is reported, by its
+    name, iou, dice, precision and recall; None: the class does not occur."""
 
     number: int
     row: dict[str, float]
@@ -67,8 +64,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened: `kind` start, resumed, shrink, interrupted, killed, failed, finished, stopped early,
-    warning, note. `epoch`: epochs that were finished then; `batch`: batches of the next one."""
+    """`kind`: start, resumed, shrink, interrupted, killed, failed, finished, stopped early, warning, note. `epoch`:
+    epochs that were finished then; `batch`: batches of the next one."""
 
     kind: str
     time: datetime | None = None
@@ -149,8 +146,7 @@ class RunRecord:
         self._lock = threading.RLock()
 
     def open(self, folder: Path, resumed_after: Mapping[str, int] | None = None, **about: Mapping[str, Any]) -> None:
-        """Begin the record in the run's folder or, of a run that is resumed after this epoch and batch, go on with the
-        one there. `about`: machine, data, model. Raises OSError."""
+        """Begin the record in the folder or go on with the one there. `about`: machine, data, model."""
         path, text, after = folder / RUN_JSON, "", {"epoch": 0, "batch": 0, **(resumed_after or {})}
         content = RunFile(**finite(about))
         if resumed_after is not None:
@@ -167,8 +163,7 @@ class RunRecord:
             self._write()
 
     def add(self, kind: str, text: str = "", epoch: int | None = None, batch: int = 0) -> None:
-        """Add an event, which is written with the next save. `epoch`, `batch`: of a state that was restored; later
-        epochs are trained again."""
+        """Add an event, written with the next save. `epoch`, `batch`: of a restored state."""
         with self._lock:
             if epoch is not None:
                 self.content.epochs[:] = [record for record in self.content.epochs if record.number <= epoch]
@@ -355,8 +350,7 @@ class RunSummary(RunFile):
 
 
 def read_run_summary(folder: Path) -> RunSummary:
-    """All that the folder tells, whether the run goes on, was killed or lost files. Never raises: what is damaged is in
-    `problems`."""
+    """All that the folder tells. Never raises: what is damaged is in `problems`."""
     content, problems = RunFile(), list[str]()
     with noting(RUN_JSON, problems):
         content = read_run_file(folder / RUN_JSON)
@@ -369,8 +363,7 @@ def read_run_summary(folder: Path) -> RunSummary:
 
 @contextlib.contextmanager
 def noting(name: str, problems: list[str]) -> Iterator[None]:
-    """Around reading a file that need not be there: what is wrong with it is noted, and reading goes on after the
-    block."""
+    """Around reading a file that need not be there: what is wrong with it is noted."""
     try:
         yield
     except FileNotFoundError:

@@ -1,9 +1,7 @@
 """Experiment trackers that a user may switch on: TensorBoard, Weights & Biases, Trackio, MLflow. Never on by default.
 
-Their packages are optional and imported when a run begins. Each adapter begins the run or goes on with it and has the
-`id` by which the service knows it. `first_epoch`: epochs that are done, later ones are logged again; `earlier_id`: of
-a run that is resumed.
-"""
+Each adapter begins the run or goes on with it: `id` is what the service knows it by, `earlier_id` that of a run that is
+resumed, whose epochs after `first_epoch` are logged again."""
 
 import contextlib
 import importlib
@@ -52,8 +50,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases, and Trackio, which has its calls. Without an API key, wandb writes into RUN/wandb and sends
-    nothing."""
+    """Weights & Biases, and Trackio, which has its calls. Without an API key, wandb writes into RUN/wandb alone."""
 
     def __init__(
         self, package: str, folder: Path, settings: Mapping[str, Any], first_epoch: int, earlier_id: str | None
@@ -107,8 +104,7 @@ TRACKERS: dict[str, Callable[..., Any]] = {
 
 
 class Trackers:
-    """Those of a run that are switched on, with the ids by which they know a run that is resumed. The first error of a
-    service switches it off."""
+    """Those of a run that are switched on. The first error of a service switches it off."""
 
     def __init__(
         self, config: Config, folder: Path, first_epoch: int, record: RunRecord, warn: Callable[[str], object]
@@ -122,8 +118,7 @@ class Trackers:
         record.update(trackers={**known, **ids})
 
     def log(self, epoch: EpochRecord) -> None:
-        """With the newest of the samples, if there is one since the last call: they are written a little later than
-        their epoch ends."""
+        """With the newest of the samples, which are written a little later than their epoch ends."""
         newest = max((self.folder / SAMPLES).glob(SAMPLE_NAMES), default=None)
         picture = newest if newest is not None and newest.name > self.last_picture else None
         self.last_picture = newest.name if newest is not None else ""
