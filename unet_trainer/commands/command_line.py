@@ -65,12 +65,6 @@ class CommandParser(argparse.ArgumentParser):
             message = "; ".join(_unknown_option(word, options) for word in words.split() if word.startswith("-"))
         raise UserError(f"{message} (python {self.prog} --help)")
 
-    def parse_known_intermixed_args(self, *given: Any, **named: Any) -> Any:
-        try:
-            return super().parse_known_intermixed_args(*given, **named)
-        except AttributeError as error:  # argparse fails where a signal interrupts it
-            raise (error.__context__ if isinstance(error.__context__, KeyboardInterrupt) else error) from None
-
 
 def find_command(words: Sequence[str]) -> Callable[[Sequence[str], ScriptConfig], int | None] | None:
     """The command that the first word names; None to train. It returns an exit code, or None when it is done."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 import cv2
 import numpy as np
 
-from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.drawing import ERROR_COLOURS, IGNORED_COLOUR, error_kinds, to_display
 from unet_trainer.images.file_bytes import DataError
@@ -105,12 +104,8 @@ def make_gallery(
         pairs, predictor = find_validation_pairs(file, data_dir), Predictor(load_engine(file, device, model=model))
         base = Path(str(summary.value("data_dir", ""))) if data_dir is None else data_dir
         return draw_gallery(summary.image_scores, pairs, base, predictor, max_seconds, console)
-    except UserError as error:
+    except Exception as error:  # the data, memory, a driver, a damaged file: more than can be listed
         return Gallery(note=f"There are no pictures: {first_line(error)}.")
-    except Exception as error:  # memory, a driver, a damaged file: more than can be listed
-        return Gallery(
-            note=f"There are no pictures: predicting them failed ({type(error).__name__}: {str(error)[:300]})."
-        )
 
 
 def draw_gallery(
