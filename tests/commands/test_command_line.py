@@ -141,10 +141,7 @@ def test_a_config_file_that_exists_is_read_whatever_its_name(name, trained, tmp_
         ("predict x", "the following arguments are required: --out"),
         ("predict x y --out ''", "argument --out: got an empty name; need a path"),
         ("shard --out ''", "--out: got an empty name; need a folder or a URL"),
-        (
-            "shard --out README.md data_dir=configs",
-            "--out: README.md is a file; need a folder or a URL",
-        ),
+        ("shard --out README.md data_dir=configs", "--out: README.md is a file; need a folder or a URL"),
         ("a.yaml --config b.yaml", "got 2 config files (a.yaml, b.yaml); need one"),
         ("batch-size=4", "batch-size: unknown key; did you mean batch_size?"),
         ("check batch_size=2 batch_size=3", "batch_size: given twice, '2' and '3'; leave one of them out"),

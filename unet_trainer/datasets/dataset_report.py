@@ -25,12 +25,7 @@ from unet_trainer.datasets.listing import Listing, refuse_unreadable
 from unet_trainer.datasets.mask_evidence import MIN_PICTURE, VOID, MaskEvidence, class_ids
 from unet_trainer.datasets.mask_question import ask_for_classes, describe_misfit
 from unet_trainer.datasets.mask_reading import ChosenClasses, choose_classes
-from unet_trainer.datasets.near_duplicates import (
-    Series,
-    build_views,
-    find_near_duplicates,
-    find_series,
-)
+from unet_trainer.datasets.near_duplicates import Series, build_views, find_near_duplicates, find_series
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Problem, Question, describe_problems
 from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache

@@ -329,10 +329,7 @@ class RangeCache:
     def write(self, shard: str, start: int, content: bytes) -> None:
         """Where the disk is full, nothing is kept. Links are not followed, and pipes not waited for."""
         if self.keeps(shard, start + len(content)):
-            with (
-                contextlib.suppress(OSError),
-                os.fdopen(os.open(self.path(shard), WRITING, 0o644), "r+b") as file,
-            ):
+            with contextlib.suppress(OSError), os.fdopen(os.open(self.path(shard), WRITING, 0o644), "r+b") as file:
                 file.seek(start)
                 file.write(content)
 

@@ -22,15 +22,7 @@ from unet_trainer.datasets.listing import Listing, list_files, walk
 from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part, Problem, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, Sample, Shard, ShardIndex, index_shard
-from unet_trainer.datasets.shard_store import (
-    WAITS,
-    Files,
-    MissingFile,
-    RangeCache,
-    ShardStore,
-    is_url,
-    short_digest,
-)
+from unet_trainer.datasets.shard_store import WAITS, Files, MissingFile, RangeCache, ShardStore, is_url, short_digest
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, read_bytes
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
