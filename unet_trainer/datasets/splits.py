@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.listing import resolved
-from unet_trainer.datasets.pairs import Box, FoundPairs, Pair, Part, Question, composed, first_few
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Question, composed, first_few
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
@@ -28,7 +28,6 @@ NUM_ARRANGEMENTS = 64  # of blocks that are tried
 NUM_IMAGE_BLOCKS, MIN_IMAGE_BLOCKS = 20, 4  # that one image is cut into, unless their sides would be
 IMAGE_BLOCK_SIDES = 256, 1024  # shorter or longer than this, about
 OF_ONE_IMAGE = "train and val are parts of one image: on other images the model is likely worse than val_iou"
-MAX_PIXEL = 10**9  # row or column that no image has
 IMAGE_GAP = 8  # between blocks of train and val: the shorter side of a block divided by this
 NUMBER = re.compile(r"(\d+)")
 MIN_RUN = 3  # images in a row that make a sequence
@@ -114,17 +113,12 @@ def _split_as_divided(found: FoundPairs, digests: Sequence[str]) -> Split:
 def _find_overlaps(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Pair]]:
     """Pairs that share pixels of one image: two boxes, or a box and the whole."""
     by_image: dict[Path, list[Pair]] = defaultdict(list)
-    boxed = {resolved(pair.box.image) for pair in pairs if pair.box is not None}
-    for pair in pairs if boxed else ():
-        if (image := resolved(pair.user_files[0])) in boxed:
-            by_image[image].append(pair)
-    for its in by_image.values():
-        above: list[tuple[Box, Pair]] = []  # those that reach down to where the next begins
-        boxes = [(pair.box or Box(*pair.user_files, -1, -1, MAX_PIXEL, MAX_PIXEL), pair) for pair in its]
-        for box, pair in sorted(boxes, key=lambda item: item[0].top):
-            above = [item for item in above if item[0].bottom > box.top]
-            yield from ((other, pair) for other_box, other in above if other_box.overlaps(box))
-            above.append((box, pair))
+    for pair in pairs if any(pair.box for pair in pairs) else ():
+        by_image[resolved(pair.user_files[0])].append(pair)
+    for one, other in chain.from_iterable(combinations(its, 2) for its in by_image.values()):
+        boxes = [pair.box for pair in (one, other) if pair.box is not None]
+        if len(boxes) == 1 or (len(boxes) == 2 and boxes[0].overlaps(boxes[1])):
+            yield one, other
 
 
 # At random
