@@ -96,8 +96,9 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], images: Sequence[Imag
     by_number = _measure(is_near, nearest)
     similar = {key: _measure(_are_same([its[i] for i in chosen]), nearest) for key, its in groupings.items()}
     # Without a sequence, groups have to be patients or scenes, not kinds: many of few images.
-    is_known = by_number.is_high
-    alike = [key for key, its in groupings.items() if similar[key].is_high and (is_known or _are_many(its))]
+    is_known, num_groups = by_number.is_high, {key: len({*its}) for key, its in groupings.items()}
+    are_many = {key for key, num in num_groups.items() if num >= max(MIN_GROUPS, len(paths) / MAX_MEAN_SIZE)}
+    alike = [key for key in groupings if similar[key].is_high and (is_known or key in are_many)]
     most = max((similar[key].share for key in alike), default=0.0)
     alike = [key for key in alike if similar[key].share >= FINE_SHARE * most]
     where = "in the numbering" if is_known else "by name"
@@ -109,10 +110,6 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], images: Sequence[Imag
     middle = [paths[index] for index in order[len(order) // 2 :]]
     fix = "blocks of the sequence can validate, with a gap"
     return _note(f"{like} {by_number}", middle, fix, {"split": "blocks"})
-
-
-def _are_many(groups: Sequence[str]) -> bool:
-    return len({*groups}) >= MIN_GROUPS and len(groups) / len({*groups}) <= MAX_MEAN_SIZE
 
 
 def _advise_groups(

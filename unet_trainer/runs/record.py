@@ -134,7 +134,7 @@ def read_run_file(path: Path) -> RunFile:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))[:100]
-        raise ValueError(": ".join(filter(None, [place, first["msg"].removeprefix("Value error, ")]))) from None
+        raise ValueError(f"{place}: {first['msg']}".removeprefix(": ")) from None
 
 
 class RunRecord:
@@ -151,7 +151,13 @@ class RunRecord:
         content = RunFile(**finite(about))
         if resumed_after is not None:
             try:
-                content = _continued(read_run_file(path), after["epoch"], finite(about))
+                before = read_run_file(path)
+                if before.events and before.last_end is None:
+                    last = (before.epochs or before.events)[-1].time
+                    what = "the process ended without a word"
+                    before.events.append(Event("killed", last, before.num_finished, what))
+                epochs = [record for record in before.epochs if record.number <= after["epoch"]]
+                content = RunFile(**{**vars(before), **finite(about), "epochs": epochs, "result": {}})
             except FileNotFoundError:
                 pass
             except ValueError as error:
@@ -214,15 +220,6 @@ class RunRecord:
                 text = json.dumps(self.content, default=_plain, ensure_ascii=False, allow_nan=False)
                 # names that are not UTF-8 become escapes of JSON
                 write_bytes_atomically(self.path, text.encode("utf-8", "backslashreplace"))
-
-
-def _continued(before: RunFile, epoch: int, about: Mapping[str, Any]) -> RunFile:
-    """The record of a run that was resumed after an epoch."""
-    events, epochs = list(before.events), [record for record in before.epochs if record.number <= epoch]
-    if events and before.last_end is None:
-        last = (before.epochs or events)[-1].time
-        events.append(Event("killed", last, before.num_finished, "the process ended without a word"))
-    return RunFile(**{**vars(before), **about, "events": events, "epochs": epochs, "result": {}})
 
 
 def _now() -> datetime:
