@@ -30,7 +30,7 @@ from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_ac
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Problem, Question, describe_problems
 from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
 from unet_trainer.datasets.shards import find_in_shards
-from unet_trainer.datasets.split_file import read_split_csv
+from unet_trainer.datasets.split_file import describe_unread_tables, read_split_csv
 from unet_trainer.datasets.splits import OF_ONE_IMAGE, Split, add_groups, build_split, choose_image_blocks
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
@@ -411,6 +411,7 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
 
 def _find_masks_or_annotations(config: Config, data_dir: Path, listing: Listing, console: Console | None) -> FoundPairs:
     """Masks in folders come first; where there are none, annotations are looked for."""
+    unread = describe_unread_tables(data_dir, listing)
     try:
         found = find_in_folders(config, data_dir, console, listing)
     except DataError as error:
@@ -423,9 +424,9 @@ def _find_masks_or_annotations(config: Config, data_dir: Path, listing: Listing,
             raise
         if drawn is not None:
             return drawn
-        others = describe_other_files(data_dir, listing)
+        others = [*unread, *describe_other_files(data_dir, listing)]
         if not others or has_answers:
             raise
         raise DataError("\n  ".join([str(error), *others])) from None
     others = describe_other_files(data_dir, listing) if found.problems or config.unpaired == "skip" else []
-    return replace(found, notices=(*found.notices, *others))
+    return replace(found, notices=(*found.notices, *unread, *others))

@@ -1,15 +1,17 @@
 """A split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run,
 which has the names of the pairs, digests of their content and the boxes of blocks besides."""
 
+import contextlib
 import csv
 import io
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from unet_trainer.datasets.converted import Converter, cut_blocks
-from unet_trainer.datasets.listing import resolved
+from unet_trainer.datasets.listing import Listing, resolved, walk
 from unet_trainer.datasets.name_matching import PARTS
 from unet_trainer.datasets.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, first_few, path_in
 from unet_trainer.datasets.splits import UNUSED, Split
@@ -20,7 +22,7 @@ from unet_trainer.system.console import counted, csv_line
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
 BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
 MAX_BYTES = 2**30
-MAX_HEADER = 2**14  # bytes
+MAX_TABLES, MAX_HEADER = 100, 2**14  # files that are looked at for a table that is not read; bytes of a header
 
 Row = dict[str, str]  # column → cell
 
@@ -158,6 +160,24 @@ def _clean_header(cells: Sequence[str]) -> list[str]:
 def _separator(text: str) -> str:
     """Of the cells: Excel writes semicolons where numbers have commas."""
     return max(",;\t", key=text.split("\n", 1)[0].count)
+
+
+def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
+    """What to set to use the CSV files with columns of images and masks, a line if there are some."""
+    files = walk(data_dir, listing=listing, endings=(".csv", ".tsv"))
+    tables, others = [], set[str]()
+    for file in islice(files, MAX_TABLES):
+        with contextlib.suppress(OSError, csv.Error):
+            columns = {*read_header(file)} - {""}
+            if {"image", "mask"} <= columns and ("split" in columns or columns <= {*COLUMNS, BOX}):
+                tables.append(file)
+                others |= columns - {*COLUMNS, BOX}
+    if not tables:
+        return []
+    verb, value = ("is", path_in(data_dir, tables[0])) if len(tables) == 1 else ("are", "one of them, with all rows")
+    without = f", without its columns {first_few(sorted(others))}" if others else ""
+    use = f"to use the pairs and the split there, set split_file: {value}{without}"
+    return [f"{first_few(tables)} {verb} not read; {use}"]
 
 
 def split_csv_text(split: Split, data_dir: Path) -> str:
