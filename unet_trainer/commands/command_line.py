@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unet_trainer import __version__
-from unet_trainer.commands import COMMANDS
+from unet_trainer.commands import COMMANDS, REMOVED_COMMANDS, REMOVED_OPTIONS
 from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import check_transforms, near_miss
@@ -62,12 +62,21 @@ class CommandParser(argparse.ArgumentParser):
         _, unknown, words = message.partition("unrecognized arguments: ")
         if unknown:
             options = [action.option_strings[-1] for action in self._actions if action.option_strings]
-            message = "; ".join(_unknown_option(word, options) for word in words.split() if word.startswith("-"))
+            given = [word for word in words.split() if word.startswith("-")]
+            message = "; ".join(_unknown_option(word, options, self.prog) for word in given)
         raise UserError(f"{message} (python {self.prog} --help)")
+
+    def parse_known_intermixed_args(self, *given: Any, **named: Any) -> Any:
+        try:
+            return super().parse_known_intermixed_args(*given, **named)
+        except AttributeError as error:  # argparse fails where a signal interrupts it
+            raise (error.__context__ if isinstance(error.__context__, KeyboardInterrupt) else error) from None
 
 
 def find_command(words: Sequence[str]) -> Callable[[Sequence[str], ScriptConfig], int | None] | None:
     """The command that the first word names; None to train. It returns an exit code, or None when it is done."""
+    if words and words[0] in REMOVED_COMMANDS and not _is_file(words[0]):
+        raise UserError(f"{words[0]} was removed: {REMOVED_COMMANDS[words[0]]}")
     if not words or words[0] not in COMMANDS or _is_file(words[0]):
         return None
     if read_launch().world_size > 1:
@@ -237,7 +246,10 @@ def is_override(word: str) -> bool:
     return "=" in word and word.partition("=")[0].strip().replace("-", "_").isidentifier()
 
 
-def _unknown_option(option: str, options: Sequence[str]) -> str:
+def _unknown_option(option: str, options: Sequence[str], program: str) -> str:
+    command, plain = program.rpartition(" ")[2], option.partition("=")[0]
+    if (instead := REMOVED_OPTIONS.get(f"{command} {plain}")) is not None:
+        return f"{command} {plain} was removed: {instead}"
     name = option.lstrip("-").partition("=")[0].replace("-", "_")
     name = OTHER_TOOLS_NAMES.get(name, name)
     if name in FIELDS:
