@@ -53,6 +53,12 @@ def video(name, count, seed, first=0, step=1):
     ]
 
 
+def tiles(name, seed, stride):
+    """Of a scene of 96 × 96."""
+    scene, starts = smooth_noise(np.random.default_rng(seed), 96, 12), range(0, 96 - SIZE + 1, stride)
+    return [(f"{name}_{top}_{left}", scene[top : top + SIZE, left : left + SIZE]) for top in starts for left in starts]
+
+
 def unrelated(names, seed=0):
     rng = np.random.default_rng(seed)
     return [(name, smooth_noise(rng)) for name in names]
@@ -68,11 +74,11 @@ def facts_of(pairs):
 
 
 def found(pairs, tmp_path):
-    return find_neighbours(config_of(tmp_path), pairs, facts_of(pairs))
+    return find_neighbours(config_of(tmp_path), pairs, facts_of(pairs), Console(io.StringIO()))
 
 
 def found_across(train, val):
-    return find_neighbours_across(train, val, facts_of([*train, *val]))
+    return find_neighbours_across(train, val, facts_of([*train, *val]), Console(io.StringIO()))
 
 
 def test_a_video_is_a_sequence_of_similar_images(dataset, tmp_path):
@@ -97,6 +103,31 @@ def test_several_videos_are_groups_by_a_pattern_that_splits_the_data_when_it_is_
     grouped = add_groups(pairs, load_config(settings).group_pattern, tmp_path)
     split = build_split(config_of(tmp_path), FoundPairs(grouped, ""), [()] * len(pairs), [""] * len(pairs))
     assert (len(split.val), len({pair.group for pair in split.val})) == (10, 1)
+
+
+@pytest.mark.parametrize(("stride", "is_told"), [(16, True), (24, True), (32, False)])
+def test_tiles_that_overlap_are_groups_of_one_image_each(stride, is_told, dataset, tmp_path):
+    """They need not look alike: a quarter of the pixels is shared at a stride of 24, none at 32."""
+    pairs = dataset([tile for index in range(8) for tile in tiles(f"slide{index}", index, stride)])
+    note, settings = found(pairs, tmp_path)
+    assert ("images are tiles that overlap (slide0_0_0, " in note) == is_told
+    if is_told:
+        assert len({pair.group for pair in add_groups(pairs, settings["group_pattern"], tmp_path)}) == 8
+    across, _ = found_across(pairs[::2], pairs[1::2])
+    assert ("100% of the validation images are tiles that share pixels with" in across) == is_told
+
+
+@pytest.mark.parametrize("width", [0, 6], ids=["padded above and below", "between bars, with a margin"])
+def test_padding_is_no_overlap(width, dataset, tmp_path):
+    """Unrelated images with the same brown around them, as letterboxes and pages of a program have it."""
+    frames = [
+        (name, cv2.copyMakeBorder(image, 4, 8, width, width, cv2.BORDER_CONSTANT, value=(60, 90, 120)))
+        for name, image in unrelated([f"photo{number:03d}" for number in range(40)])
+    ]
+    for _, image in frames if width else ():
+        image[1:3] = (200, 30, 30)
+    pairs = dataset(frames)
+    assert found(pairs, tmp_path) == found_across(pairs[::2], pairs[1::2]) == ("", {})
 
 
 def test_images_of_one_patient_that_are_alike_are_groups(dataset, tmp_path):

@@ -181,7 +181,7 @@ def build_dataset_report(
             _split(report, config, is_resumed)
     is_open = any(question.choices for question in report.questions)
     if not is_resumed and not is_open and not any(problem.settings for problem in report.problems):
-        _compare_neighbours(report, config)  # once the questions are answered
+        _compare_neighbours(report, config, console)  # once the questions are answered
     units = report.image_spec if report.statistics_reason == "as given" else None
     num_channels = 0 if report.kind is None else report.kind.channels
     report.notices += notices.describe_files(report.pairs, report.images, report.masks, num_channels, units)
@@ -366,16 +366,16 @@ def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) ->
     return ChosenClasses(coding, number, reason, found.class_names if config.class_names is None else None)
 
 
-def _compare_neighbours(report: DatasetReport, config: Config) -> None:
+def _compare_neighbours(report: DatasetReport, config: Config, console: Console) -> None:
     """Adds a notice if the split separates images that are almost the same."""
     split = report.split
     if split is None or config.split == "blocks" or any(pair.group or pair.box for pair in report.pairs):
         return
     if report.found.is_divided:
         images, _ = report.facts_of((*split.train, *split.val))
-        text, report.advised = find_neighbours_across(split.train, split.val, images)
+        text, report.advised = find_neighbours_across(split.train, split.val, images, console)
     else:
-        text, report.advised = find_neighbours(config, report.pairs, report.images)
+        text, report.advised = find_neighbours(config, report.pairs, report.images, console)
     report.notices += [text] if text else []
 
 

@@ -1,8 +1,8 @@
-"""Whether images are like their neighbours (frames of a video, slices of a stack, both eyes of a person), so that a
-random split would put almost the same image into train and val.
+"""Whether images are like their neighbours (frames of a video, slices of a stack, tiles that overlap, both eyes of a
+person), so that a random split would put almost the same image into train and val.
 
 Names suggest groups and sequences, the thumbnails of the scan decide: measured is how much likelier than by chance the
-most similar image is of the same group, or next in the numbering. Opens no file.
+most similar image is of the same group, or next in the numbering. Most similar are tiles that hold the same pixels.
 """
 
 import math
@@ -18,16 +18,17 @@ import numpy as np
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.near_duplicates import CONTRAST, MIDDLE, decode_thumbnails
 from unet_trainer.datasets.pairs import FoundPairs, Pair, setting_lines
-from unet_trainer.datasets.scan import ImageFacts
+from unet_trainer.datasets.scan import ImageFacts, read_each
 from unet_trainer.datasets.splits import MIN_RUN, build_split, places_of
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import Pixels
-from unet_trainer.system.console import counted
+from unet_trainer.images.image_decoding import Pixels, read_image
+from unet_trainer.system.console import Console, counted
 
 MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one by chance
 STRETCH, NUM_STRETCHES = 20, 12  # images in a row that are compared, and how many times, spread over all
 NUM_ACROSS = 80  # validation images, and other training images, that are compared of a split of the data itself
 NEAR = 2  # images before and after one that count as its neighbours
+MAX_TILE, MIN_SIDE = 2048, 64  # of images whose rows and columns are compared; to which JPEG is decoded for it
 MIN_AGREEMENT = 0.4  # Cohen's kappa: 0 is chance, 1 is always. Unrelated photographs have 0.02, videos 0.7 to 1
 MIN_DEVIATIONS = 5  # standard deviations above chance
 MIN_GROUPS, MAX_MEAN_SIZE = 5, 16  # fewer or larger groups may be alike by the place, the camera or the kind of object
@@ -70,7 +71,7 @@ class Similarity(NamedTuple):
         return f"in {self.share:.0%} of cases (chance: {self.chance:.0%})"
 
 
-def find_neighbours(config: Config, pairs: Sequence[Pair], images: Sequence[ImageFacts]) -> Note:
+def find_neighbours(config: Config, pairs: Sequence[Pair], images: Sequence[ImageFacts], console: Console) -> Note:
     """The note on images that are like their neighbours, if groups or split: blocks keep them apart."""
     paths = [pair.path_in(Path(config.data_dir)) for pair in pairs]
     for subject, pattern, min_share in (("original", VERSION, 0.0), ("number", LEFT_AND_RIGHT, MIN_SHARE)):
@@ -91,25 +92,28 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], images: Sequence[Imag
     if len(sampled) < MIN_PAIRS:
         return NOTHING
     chosen = [order[position] for position in sampled]
-    nearest = _find_nearest([images[index] for index in chosen])
+    overlaps = _find_overlaps([pairs[index] for index in chosen], [], console)
+    nearest = _find_nearest([images[index] for index in chosen], [], overlaps)
     is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
-    by_number = _measure(is_near, nearest)
+    by_number, overlapping = _measure(is_near, nearest), overlaps.any(1).mean()
+    is_tiled = overlapping >= MIN_SHARE
     similar = {key: _measure(_are_same([its[i] for i in chosen]), nearest) for key, its in groupings.items()}
-    # Without a sequence, groups have to be patients or scenes, not kinds: many of few images.
-    is_known, num_groups = by_number.is_high, {key: len({*its}) for key, its in groupings.items()}
+    # Without a sequence or tiles, groups have to be patients or scenes, not kinds: many of few images.
+    is_known, num_groups = by_number.is_high or is_tiled, {key: len({*its}) for key, its in groupings.items()}
     are_many = {key for key, num in num_groups.items() if num >= max(MIN_GROUPS, len(paths) / MAX_MEAN_SIZE)}
     alike = [key for key in groupings if similar[key].is_high and (is_known or key in are_many)]
     most = max((similar[key].share for key in alike), default=0.0)
     alike = [key for key in alike if similar[key].share >= FINE_SHARE * most]
-    where = "in the numbering" if is_known else "by name"
+    where = "in the numbering" if by_number.is_high else "by name"
     like = f"images are like their neighbours {where} ({{}}): the most similar image is a neighbour"
-    reasons = {key: f"{like} {by_number if is_known else similar[key]}" for key in alike}
+    tiled = f"images are tiles that overlap ({{}}): {overlapping:.0%} share pixels with another one"
+    reasons = {key: tiled if is_tiled else f"{like} {by_number if is_known else similar[key]}" for key in alike}
     note = _advise_groups(config, pairs, paths, {key: groupings[key] for key in alike}, reasons)
-    if note is not None or not is_known:
+    if note is not None or not by_number.is_high:
         return note or NOTHING
     middle = [paths[index] for index in order[len(order) // 2 :]]
     fix = "blocks of the sequence can validate, with a gap"
-    return _note(f"{like} {by_number}", middle, fix, {"split": "blocks"})
+    return _note(tiled if is_tiled else f"{like} {by_number}", middle, fix, {"split": "blocks"})
 
 
 def _advise_groups(
@@ -140,7 +144,9 @@ def _note(reason: str, alike: Sequence[str], fix: str, settings: dict[str, Any])
     return f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings
 
 
-def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], images: Sequence[ImageFacts]) -> Note:
+def find_neighbours_across(
+    train: Sequence[Pair], val: Sequence[Pair], images: Sequence[ImageFacts], console: Console
+) -> Note:
     """The note on a split of the data itself, if the training image most like a validation image is its neighbour in
     the numbering. `images`: of train, then of val."""
     pairs = [*train, *val]
@@ -165,7 +171,11 @@ def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], images: S
     chosen = _spread([index for index in order if index in around])
     training = {*_spread([index for index in order if index < len(train)])}.union(*(around[index] for index in chosen))
     others = [index for index in order if index in training]
-    nearest = _find_nearest([images[index] for index in chosen], [images[index] for index in others])
+    overlaps = _find_overlaps([pairs[index] for index in chosen], [pairs[index] for index in others], console)
+    if (overlapping := overlaps.any(1).mean()) >= MIN_SHARE:
+        what = f"{overlapping:.0%} of the validation images are tiles that share pixels with training images"
+        return f"{what}: val_iou is too good", {}
+    nearest = _find_nearest([images[index] for index in chosen], [images[index] for index in others], overlaps)
     similarity = _measure(np.array([[other in around[index] for other in others] for index in chosen]), nearest)
     what = "validation images are like their neighbours in train: the most similar training image is the one before"
     effect = "val_iou shows how well the model knows these sequences, not new ones"
@@ -193,15 +203,40 @@ def _measure(is_related: Pixels, most_similar: Sequence[int]) -> Similarity:
     return Similarity(float(share), float(is_related.sum() / (num_images * num_others)), num_images)
 
 
-def _find_nearest(images: Sequence[ImageFacts], others: Sequence[ImageFacts] = ()) -> list[int]:
+def _find_nearest(images: Sequence[ImageFacts], others: Sequence[ImageFacts], overlaps: Pixels) -> list[int]:
     """Of each image the one among the others (without others: among the same) that is most like it."""
     ours = _colour_thumbnails(images)
     theirs = _colour_thumbnails(others) if others else ours
     distances = (ours**2).sum(1)[:, None] + (theirs**2).sum(1) - 2 * ours @ theirs.T
+    distances[overlaps] -= distances.max()
     if not others:
         np.fill_diagonal(distances, np.inf)
     nearest: list[int] = distances.argmin(1).tolist()
     return nearest
+
+
+def _find_overlaps(pairs: Sequence[Pair], others: Sequence[Pair], console: Console) -> Pixels:
+    """N,M, without others N,N: whether an outermost row or column of one image lies inside of the other."""
+    read = read_each(_unique_lines, [*pairs, *others], console, "Comparing neighbours by name:")
+    lines: list[tuple[set[int], set[int]]] = [each or (set(), set()) for each in read]
+    theirs = lines[len(pairs) :] if others else lines
+    rows = [
+        [not (edges.isdisjoint(its_inside) and its_edges.isdisjoint(inside)) for its_edges, its_inside in theirs]
+        for edges, inside in lines[: len(pairs)]
+    ]
+    return np.array(rows)
+
+
+def _unique_lines(_: int, pair: Pair) -> tuple[set[int], set[int]]:
+    """Hashes of the outermost rows and columns of an image, and of those inside, without those that it has twice, such
+    as padding, bars and gradients, which others may have by chance."""
+    image = read_image(pair.image, min_side=MIN_SIDE)
+    if max(image.shape[:2]) > MAX_TILE:
+        return set(), set()
+    rows, columns = ([hash(line.tobytes()) for line in side] for side in (image, image.swapaxes(0, 1)))
+    counts = Counter(rows + columns)
+    edges, inside = (rows[0], rows[-1], columns[0], columns[-1]), [*rows[1:-1], *columns[1:-1]]
+    return {line for line in edges if counts[line] == 1}, {line for line in inside if counts[line] == 1}
 
 
 def _colour_thumbnails(images: Sequence[ImageFacts]) -> Pixels:
