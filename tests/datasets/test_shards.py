@@ -138,7 +138,7 @@ def test_shards_that_are_missing_changed_unfinished_or_damaged_are_told_at_the_s
             open_shards(config())
 
     (folder / "unfinished").write_bytes(b"")
-    refused("not finished .*write them again")
+    refused("not finished .*start shard again")
     write_index(folder, index)
     assert names(open_shards(config())) == list(IMAGES)
     (folder / "x-001.tar").write_bytes((folder / "x-001.tar").read_bytes() * 2)
@@ -204,6 +204,18 @@ def test_remote_shards_of_other_tools_are_fetched_and_indexed_once(server, folde
     num_bytes = server.num_bytes
     assert names(open_shards(config(f"{server.url}/"))) == list(IMAGES)
     assert server.num_bytes - num_bytes < 1000
+
+
+def test_a_server_that_gives_whole_files_is_told_and_each_shard_fetched_once(server, folder, index, config, capsys):
+    write_index(folder, index)
+    server.always = "whole"
+    store = open_shards(config(server.url), Console())
+    assert "gives whole files only" in "".join(capsys.readouterr())
+    store.read_ahead(stored(store))
+    assert contents(store) == EXPECTED
+    assert server.requests["/x-001.tar"] == 1
+    (folder / INDEX_NAME).unlink()
+    assert names(open_shards(config(server.url))) == list(IMAGES)  # as those of another tool
 
 
 # Pairs
@@ -446,8 +458,10 @@ def test_a_file_that_changes_meanwhile_is_told(tmp_path, pairs):
     assert not list((tmp_path / "out").glob("*.tar"))
 
 
-def test_unfinished_shards_are_not_read_and_nothing_is_overwritten(tmp_path, pairs, config, monkeypatch):
-    out, writing = tmp_path / "out", Files.writing
+def test_only_what_an_earlier_start_left_unfinished_is_overwritten(tmp_path, pairs, monkeypatch):
+    out = tmp_path / "out"
+    refuse_other_files(Files(str(out)))
+    writing = Files.writing
 
     def interrupted(self, name):
         if name == "x-000002.tar":
@@ -457,9 +471,23 @@ def test_unfinished_shards_are_not_read_and_nothing_is_overwritten(tmp_path, pai
     monkeypatch.setattr(Files, "writing", interrupted)
     with pytest.raises(KeyboardInterrupt):
         written(pairs, out, shard_bytes=25_000)
+    monkeypatch.undo()
     assert names_in(out) == [UNFINISHED, "x-000000.tar", "x-000001.tar"]
-    with pytest.raises(DataError, match=r"--out: there are shards in .*/out \(x-000000.tar\); name another place"):
+    refuse_other_files(Files(str(out)))
+    (out / ".x-000001.tar.8e1ryv1v.tmp").write_bytes(b"left by a kill")
+    (out / "mine.txt").write_bytes(b"")
+    write_tar(out / "mine/other.tar", {})  # in a folder below: not in the way
+    written(pairs, out)
+    assert names_in(out) == ["mine", "mine.txt", INDEX_NAME, "x-000000.tar"]
+    with pytest.raises(DataError, match=r"--out: there are shards in .* \(shards.json\)|x-000000.tar\)"):
         refuse_other_files(Files(str(out)))
+
+
+def test_too_little_room_is_told_before_anything_is_written(tmp_path, pairs, monkeypatch):
+    monkeypatch.setattr(shards, "free_disk", lambda folder: 20_000)
+    with pytest.raises(DataError, match=r"--out: .*/out needs .* MB, and 0.02 MB are free there"):
+        written(pairs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_shards_are_uploaded_whole(tmp_path, pairs):

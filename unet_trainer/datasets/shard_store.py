@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import random
 import re
@@ -91,11 +92,9 @@ class Files:
     def sizes_and_versions(self, names: Sequence[str]) -> list[tuple[int | None, str]]:
         return [found for _, found in read_ahead(self.size_and_version, names, NUM_CONNECTIONS)]
 
-    def require_ranges(self, name: str) -> None:
-        """Raises ShardError for a server that gives the whole file, whatever is asked for."""
-        if self.is_remote and len(self.retry(lambda system, place: system.cat_file(place, start=0, end=1), name)) > 1:
-            fix = "need a server of HTTP ranges, or the shards on a disk"
-            raise ShardError(f"{self.root} gives whole files only, not parts of them; {fix}")
+    def has_ranges(self, name: str) -> bool:
+        """Whether the server gives parts of a file; some give the whole, whatever is asked for."""
+        return len(self.retry(lambda system, place: system.cat_file(place, start=0, end=1), name)) <= 1
 
     def find(self, is_deep: bool = True) -> list[str]:
         """The names of all files; of a local folder those below if `is_deep`. Empty where none can be listed."""
@@ -112,6 +111,8 @@ class Files:
 
     def read_through(self, name: str, read: Callable[[BinaryIO], Result]) -> Result:
         """What `read` makes of a file that is read from its beginning; after a failure, of all of it again."""
+        if self.is_remote and not self.has_ranges(name):
+            return read(io.BytesIO(self.read(name)))
 
         def read_once(system: Any, place: str) -> Result:
             options = {"block_size": BLOCK_BYTES, "cache_type": "readahead"} if self.is_remote else {}
@@ -218,6 +219,7 @@ class ShardStore:
     def __init__(self, files: Files, index: ShardIndex, cache: RangeCache | None = None) -> None:
         self.files, self.index, self.cache = files, index, cache
         self.is_remote = files.is_remote
+        self.gives_whole_files = False  # a server that knows no ranges
         self._fetched = _Fetched()
         self._files: dict[str, StoredFile] = {}  # by their paths
         for shard in index.shards:
@@ -268,7 +270,7 @@ class ShardStore:
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
         """Fetches what this thread will read next, as far as memory allows; errors are raised by `read`."""
         self._fetched.ahead = {}
-        if not self.is_remote:
+        if not self.is_remote or self.gives_whole_files:
             return
 
         def fetch(span: Span) -> bytes | ShardError:
@@ -287,12 +289,14 @@ class ShardStore:
         """From the cache, or from where the shards are. Raises ShardError."""
         if self.cache is not None and span.is_right(kept := self.cache.read(span.shard, span.start, span.stop)):
             return kept
+        start, stop = (0, None) if self.gives_whole_files and self.cache is not None else (span.start, span.stop)
         for _ in range(MAX_FETCHES if self.is_remote else 1):
-            content = self.files.read(span.shard, span.start, span.stop)
-            if span.is_right(content):
+            content = self.files.read(span.shard, start, stop)
+            part = content[span.start - start : span.stop - start]
+            if span.is_right(part):
                 if self.cache is not None:
-                    self.cache.write(span.shard, span.start, content)
-                return content
+                    self.cache.write(span.shard, start, content)
+                return part
         raise ShardError(f"its content differs from the index (checksum): {CHANGED}, or the disk has damaged them")
 
 

@@ -26,6 +26,7 @@ from unet_trainer.datasets.shard_store import WAITS, Files, MissingFile, RangeCa
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, read_bytes
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
+from unet_trainer.system.resources import free_disk
 
 FOLDER = ".shards"  # in checkpoint_dir
 COMPRESSED_TAR = re.compile(r"\.(tgz|tar\.(gz|bz2|xz|zst))$", re.IGNORECASE)
@@ -93,8 +94,6 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
     index = _read_index(place, Files(place.root, WAITS[:3]))  # a wrong host name is reported within seconds
     store = ShardStore(files, _index_others(place, files, folder, console) if index is None else index)
     store.check()
-    if index is not None and index.shards:
-        files.require_ranges(index.shards[0].name)
     max_bytes = int(config.cache_gb * GB)
     if files.is_remote and store.index.shards and max_bytes:
         url = " ".join((place.root, *(place.names or ())))
@@ -106,6 +105,10 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
             if kept.is_limited_by_disk:
                 most = f"{kept.max_bytes / GB:.3g} GB of the shards are kept"
                 console.note(f"cache_gb: {most}, half of what is free on the disk of {folder}")
+    if files.is_remote and store.index.shards and not files.has_ranges(store.index.shards[0].name):
+        store.gives_whole_files = True
+        cost = "each is fetched once and kept (cache_gb)" if store.cache else "each sample takes a whole shard"
+        console.note(f"{place.root} gives whole files only, not parts of them (no HTTP ranges): {cost}")
     return store
 
 
@@ -132,12 +135,11 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
     """Of shards of other tools; of a shard that has not changed, as an earlier start has read it."""
     there = files.find(is_deep=place.names is None) if place.names is None or not files.is_remote else []
     if UNFINISHED in there:
-        raise ShardError(f"{place.root}: the shards there are not finished (no {INDEX_NAME} yet); write them again")
+        raise ShardError(f"{place.root}: the shards there are not finished (no {INDEX_NAME} yet); start shard again")
     names = place.names or tuple(name for name in there if name.endswith(".tar"))
     if not names:
         how = "name the shards: .../a-{000000..000011}.tar"
         raise ShardError(f"{place.root}: no {INDEX_NAME} and no .tar files there, or they cannot be listed; {how}")
-    files.require_ranges(names[0])
     root = place.root if files.is_remote else str(Path(place.root).resolve())
     indices: list[ShardIndex] = []
     with console.bar("Indexing the shards once:", len(names), keep=False) as bar:
@@ -211,8 +213,10 @@ ScannedPair = tuple[Pair, ImageFacts | None, MaskFacts | None]
 
 
 def refuse_other_files(files: Files) -> None:
-    """Raises DataError if shards are there: nothing is overwritten."""
-    if there := [name for name in files.find(is_deep=False) if name.endswith(".tar") or name == INDEX_NAME]:
+    """Raises DataError if shards are there that are not what an earlier start of this command left unfinished."""
+    names = files.find(is_deep=False)
+    there = [name for name in names if name == INDEX_NAME or (name.endswith(".tar") and UNFINISHED not in names)]
+    if there:
         fix = "name another place, or delete them first"
         raise DataError(f"--out: there are shards in {files.root} ({there[0]}); {fix}")
 
@@ -227,8 +231,16 @@ def write_shards(
 ) -> ShardIndex:
     """Writes all pairs, in their order; `tick` is called after each. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
+    num_bytes = sum((file_stamp(file) or [0])[0] for pair, *_ in pairs for file in (pair.image, pair.mask))
+    if not files.is_remote and num_bytes > (free := free_disk(Path(files.root))):
+        needed = f"{files.root} needs {describe_size(num_bytes)}, and {describe_size(free)} are free there"
+        raise DataError(f"--out: {needed}")
     with files.writing(UNFINISHED) as file:
         file.write(b"These shards are being written; shards.json comes last.\n")
+    # What an earlier start left: its shards may be more than those that are written now.
+    own = re.compile(rf"\.?{re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar(\..+\.tmp)?")
+    for other in filter(own.fullmatch, files.find(is_deep=False)):
+        files.delete(other)
     shards = _divide(pairs, stem, shard_bytes).items()
     written = tuple(_write_shard(shard, members, files, tick) for shard, members in shards)
     index = ShardIndex(written, found.class_names, found.num_classes, class_file=found.class_file)
