@@ -32,6 +32,18 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     assert "No run has a score yet." in render_comparison(summaries(none, none))
 
 
+def test_a_damaged_table_without_classes_is_reported_and_not_compared(tmp_path):
+    folders = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    for folder in folders:
+        (folder / "val_scores.csv").write_text("image,mask,wrong_pixels,counted_pixels\na,b,0,4\nc,d,1,4\n")
+    runs = summaries(*folders)
+    found = compare_runs(runs)
+    assert [(run.interval, run.difference) for run in found.runs] == [(None, None)] * 2
+    assert found.note == "No scores of single images, so no interval: a, b."
+    assert all("val_scores.csv" in problem for run in runs for problem in run.problems)
+    assert "no class has counts of pixels" in runs[0].problems[0]
+
+
 def test_the_page_lays_runs_over_each_other_by_epoch_and_by_time(tmp_path):
     ids = ("sky", "road", "cow")
     folders = write_run(tmp_path / "a", ids), write_run(tmp_path / "b", ids, ious=(0.3, 0.7))

@@ -71,7 +71,7 @@ def test_a_record_that_is_damaged_is_named_by_the_run_that_goes_on_with_its_stat
 
 
 def test_values_that_no_reader_takes_are_left_out_and_names_that_are_not_utf_8_come_back(record, folder):
-    add_epochs(record, float("nan"), 0.5, train_loss=float("inf"))
+    add_epochs(record, float("nan"), 0.5, train_loss=1e200)
     record.update(settings={"data_dir": {"value": "a\udce4"}, "seed": {"value": float("inf")}})
     summary = read_run_summary(folder)
     assert [epoch.row for epoch in summary.epochs] == [{}, {"val_iou": 0.5}]
@@ -120,14 +120,25 @@ def test_a_run_that_holds_its_folder_is_running(record, folder):
         assert read_run_summary(folder).state == "failed"
 
 
+NO_NUMBER = "epochs.1.row.val_iou: Input should be a valid number"
+
+
 @pytest.mark.parametrize(
     ("place", "value", "problem"),
     [
-        ("epochs 1 row val_iou", [1], "epochs.1.row.val_iou: Input should be a valid number"),
-        ("epochs 1 number", "two", "epochs.1.number: Input should be a valid integer"),
-        ("settings", 3, "settings: Input should be a valid dictionary"),
+        ("epochs 1 row val_iou", [1], NO_NUMBER),
+        ("epochs 1 row val_iou", 10**400, NO_NUMBER),
+        ("epochs 1 row val_iou", float("nan"), "epochs.1.row.val_iou: Input should be a finite number"),
+        ("epochs 1 number", 1, "epoch 1 comes after epoch 1"),
+        ("epochs 1 classes", {"tree": {}}, "epoch 1 has other classes than the run"),
+        ("epochs 1 confusion", [[1, 2], [3]], "epoch 2 has other classes than the run"),
+        ("epochs 1 confusion", [[1, -2]], "epochs.1.confusion.0.1: Input should be greater than or equal to 0"),
+        ("data classes", [3], "data.classes.0: Input should be a valid dictionary"),
+        ("result warnings", "none", "result.warnings: Input should be a valid list"),
+        ("settings seed", {"value": 10**30}, "settings.seed.value: Input should be a plain value"),
         ("format", 2, "format: Input should be 1"),
     ],
+    ids=lambda value: str(value)[:20],
 )
 def test_a_file_that_no_run_has_written_is_one_sentence(place, value, problem, record, folder):
     add_epochs(record, 0.5, 0.6)
@@ -155,4 +166,4 @@ def test_what_is_no_json_or_no_file_is_damage_too_and_is_not_waited_for(folder):
     assert summary.image_scores == []
     pipe, table = summary.problems
     assert pipe.startswith("run.json: a pipe")
-    assert table == "val_scores.csv: no table of scores ('wrong_pixels')"
+    assert table == "val_scores.csv: no class has counts of pixels"

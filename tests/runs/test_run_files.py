@@ -112,7 +112,16 @@ def test_every_image_has_its_row_and_its_tiles_count_together():
 
 
 @pytest.mark.parametrize(
-    "content", ["image,iou\na.png,0.5\n", f"{HEADER}a,b,1,2,2,0\n", f"{HEADER}{'x' * 200_000},b,1,2,2,0,4\n"]
+    "content",
+    [
+        "image,iou\na.png,0.5\n",
+        "image,mask,wrong_pixels,counted_pixels\na,b,0,4\n",
+        f"{HEADER}a,b,1,2,2,0\n",
+        f"{HEADER}a,b,3,2,2,0,4\n",
+        f"{HEADER}a,b,-1,2,2,0,4\n",
+        f"{HEADER}a,b,1,{10**30},2,0,4\n",
+        f"{HEADER}{'x' * 200_000},b,1,2,2,0,4\n",
+    ],
 )
 def test_a_table_that_is_not_ours_is_refused(content, tmp_path):
     (tmp_path / "val_scores.csv").write_text(content)

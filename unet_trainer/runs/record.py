@@ -9,19 +9,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import harmonic_mean
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict  # pydantic refuses that of Python 3.11
 
 from unet_trainer.config.safe_yaml import map_leaves
 from unet_trainer.runs.folder import RUN_JSON, VAL_SCORES, written_at
-from unet_trainer.runs.tables import ImageScore, Row, read_val_scores
+from unet_trainer.runs.tables import MAX_PIXELS, ImageScore, Row, read_val_scores
 from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_json
+from unet_trainer.system.json_cache import check_plain
 from unet_trainer.system.locks import is_locked, is_locked_here
 
 State = Literal["running", "finished", "stopped early", "interrupted", "failed", "damaged"]
@@ -30,6 +33,10 @@ COMPLETE: tuple[State, ...] = ENDS[:2]  # the run ended by itself
 STARTS = ("start", "resumed")
 MARKED = ("interrupted", "killed", "failed", "shrink")  # events that charts show
 NO_USE = "this model is of no use"  # what the warning of such a result starts with
+MAX_NUMBER = 1e100  # beyond which a sum over epochs may not be finite
+Number = Annotated[float, Field(strict=True, gt=-MAX_NUMBER, lt=MAX_NUMBER, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_PIXELS)]
+Plain = Annotated[Any, AfterValidator(check_plain)]
 
 
 @dataclass(frozen=True)
@@ -37,13 +44,13 @@ class EpochRecord:
     """One finished epoch. `row`: the finite columns of metrics.csv. `classes`: of each class that is reported, by its
     name, iou, dice, precision and recall; None: the class does not occur."""
 
-    number: int
-    row: dict[str, float]
-    classes: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    number: Annotated[Count, Field(ge=1)]
+    row: dict[str, Number]
+    classes: dict[str, dict[str, Number | None]] = Field(default_factory=dict)
     # rows truth, columns prediction, of all ids; of the best epoch alone: a thousand of them take 100 MB
-    confusion: list[list[int]] | None = None
-    stages: dict[str, float] = Field(default_factory=dict)  # seconds
-    time: datetime | None = None
+    confusion: list[list[Count]] | None = None
+    stages: dict[str, Number] = Field(default_factory=dict)  # seconds
+    time: AwareDatetime | None = None
 
     def get(self, column: str) -> float | None:
         return self.row.get(column)
@@ -57,7 +64,7 @@ class EpochRecord:
 class Setting:
     """`source`: default, demo, file, config, command line, argument, decided, trials; empty: not known."""
 
-    value: Any = None
+    value: Plain = None
     source: str = ""
     reason: str = ""
 
@@ -68,36 +75,100 @@ class Event:
     epochs that were finished then; `batch`: batches of the next one."""
 
     kind: str
-    time: datetime | None = None
-    epoch: int = 0
+    time: AwareDatetime | None = None
+    epoch: Count = 0
     text: str = ""
-    batch: int = 0
+    batch: Count = 0
 
 
 @dataclass(frozen=True)
 class Trial:
     """A learning rate that was tried before the first epoch, and the training IoU that it came to."""
 
-    learning_rate: float
-    iou: float
-    steps: int
+    learning_rate: Number
+    iou: Number
+    steps: Count
     is_chosen: bool
 
 
+class Machine(TypedDict, total=False):
+    device: str
+    name: str
+    host: str
+    system: str
+    python: str
+    cores: Count
+    memory_gib: Number
+    versions: dict[str, str]
+
+
+class ClassShare(TypedDict, total=False):
+    name: str
+    values: str
+    share: Number | None
+
+
+class Data(TypedDict, total=False):
+    data_dir: str
+    split: str
+    images: str
+    sizes: str
+    fit: str
+    num_train: Count
+    num_val: Count
+    num_test: Count
+    model_size: list[Count]
+    classes: list[ClassShare]
+    ignored_share: Number | None
+    notices: list[str]
+
+
+class Model(TypedDict, total=False):
+    architecture: str
+    encoder: str
+    init_from: str | None
+    parameters: Count
+    ids: list[str]  # names of all classes, in the order of a confusion matrix
+    classes: list[str]  # of those that are reported
+
+
+class Result(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # all of TrainResult but history and folder
+    number_format: str
+    is_compiled: bool
+    warnings: list[str]
+
+
 class RunFile(BaseModel):
-    """The content of run.json. `machine`, `data` and `model` as setup describes them."""
+    """The content of run.json."""
 
     format: Literal[1] = 1
-    machine: dict[str, Any] = {}
-    data: dict[str, Any] = {}
-    model: dict[str, Any] = {}
+    machine: Machine = {}
+    data: Data = {}
+    model: Model = {}
     settings: dict[str, Setting] = {}
     events: list[Event] = []
     trials: list[Trial] = []
-    result: dict[str, Any] = {}  # TrainResult without history and folder; empty until the run has ended by itself
-    startup_seconds: float | None = None
+    result: Result = {}  # empty until the run has ended by itself
+    startup_seconds: Number | None = None
     trackers: dict[str, str] = {}  # the id of the run by the name of the service
     epochs: list[EpochRecord] = []
+
+    @model_validator(mode="after")
+    def _check_classes(self) -> Self:
+        """Each epoch has the classes of the run and counts of all ids, or neither."""
+        names = next((list(epoch.classes) for epoch in reversed(self.epochs) if epoch.classes), [])
+        ids = self.model.get("ids") or []
+        num_ids = len(ids) or max(2, len(names))
+        for epoch in self.epochs:
+            is_square = epoch.confusion is None or [len(row) for row in epoch.confusion] == [num_ids] * num_ids
+            is_known = names == [name for name in ids or names if name in names] and list(epoch.classes) in ([], names)
+            if not (is_known and is_square):
+                raise ValueError(f"epoch {epoch.number} has other classes than the run, or no counts of their pixels")
+        for before, epoch in pairwise(self.epochs):
+            if epoch.number <= before.number:
+                raise ValueError(f"epoch {epoch.number} comes after epoch {before.number}")
+        return self
 
     def value(self, setting: str, otherwise: Any = None) -> Any:
         return self.settings[setting].value if setting in self.settings else otherwise
@@ -134,7 +205,7 @@ def read_run_file(path: Path) -> RunFile:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))[:100]
-        raise ValueError(f"{place}: {first['msg']}".removeprefix(": ")) from None
+        raise ValueError(f"{place}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": ")) from None
 
 
 class RunRecord:
@@ -191,7 +262,7 @@ class RunRecord:
     ) -> EpochRecord:
         """Add an epoch, which is written with the next save."""
         numbers, seconds = (
-            {name: value for name, value in its.items() if name != "epoch" and math.isfinite(value)}
+            {name: value for name, value in its.items() if name != "epoch" and abs(value) < MAX_NUMBER}
             for its in (row, stages)
         )
         epoch = EpochRecord(int(row["epoch"]), numbers, finite(classes), confusion, seconds, _now())
@@ -258,7 +329,7 @@ class RunSummary(RunFile):
     @property
     def warnings(self) -> list[str]:
         """About the result."""
-        return list(self.result.get("warnings", []))
+        return self.result.get("warnings", [])
 
     @property
     def is_of_no_use(self) -> bool:

@@ -19,6 +19,7 @@ COLUMNS = (
     "images_per_second",
     "data_wait", "skipped_steps", "nan_steps", "peak_memory_gib", "peak_reserved_gib",
 )  # fmt: skip
+MAX_PIXELS = 2**48  # of an image; the sum over all of them is an int64
 NO_IOU = 2.0  # sorts images in which no class occurs behind all others
 COUNTS = ("hit_pixels", "truth_pixels", "predicted_pixels")
 
@@ -134,5 +135,15 @@ def _read_row(row: dict[str, str], class_names: Sequence[str]) -> ImageScore:
     classes = {}
     for suffix in [column.removeprefix(COUNTS[0]) for column in row if column.startswith(COUNTS[0])]:
         name = suffix[1:] if suffix else class_names[0] if class_names else "foreground"
-        classes[name] = ClassCounts(*(int(row[f"{count}{suffix}"]) for count in COUNTS))
-    return ImageScore(row["image"], row["mask"], classes, int(row["wrong_pixels"]), int(row["counted_pixels"]))
+        classes[name] = ClassCounts(*(_count(row[f"{count}{suffix}"]) for count in COUNTS))
+        if classes[name].hits > min(classes[name].truth, classes[name].predicted):
+            raise ValueError(f"{row['image']!r:.60}: more pixels are right than there are")
+    if not classes:
+        raise ValueError("no class has counts of pixels")
+    return ImageScore(row["image"], row["mask"], classes, _count(row["wrong_pixels"]), _count(row["counted_pixels"]))
+
+
+def _count(cell: str) -> int:
+    if not 0 <= int(cell) <= MAX_PIXELS:
+        raise ValueError(f"{cell:.20} is no number of pixels")
+    return int(cell)
