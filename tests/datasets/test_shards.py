@@ -132,6 +132,14 @@ def test_the_index_beside_the_shards_is_used_and_some_of_them_can_be_named(folde
     assert not (tmp_path / "runs").exists()
 
 
+@needs_pipes
+def test_an_index_that_is_a_pipe_is_refused_and_not_waited_for(folder, index, config):
+    write_index(folder, index)
+    replace_by("pipe", folder / INDEX_NAME)
+    with pytest.raises(DataError, match=r"data_dir: .*shards.json is no file"):
+        open_shards(config())
+
+
 def test_shards_that_are_missing_changed_unfinished_or_damaged_are_told_at_the_start(folder, index, config):
     def refused(message):
         with pytest.raises(DataError, match=f"data_dir: .*{message}"):

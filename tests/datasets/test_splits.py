@@ -308,6 +308,9 @@ def test_missing_and_unknown_columns_are_refused_with_the_columns_found(data, te
     assert csv_error(data, text) == f"split_file: DATA/split.csv has the columns {columns}; {NEEDED}"
 
 
+GONE = ["images/a.png,masks/a.png,train", "images/b.png,gone/more/b.png,train", "other/c.png,gone/c.png,val", "images/x.png,gone/x.png,val"]  # fmt: skip
+
+
 def test_every_problem_is_named_with_its_line(data):
     rows = ["images/a.png,masks/a.png,train", "images/x.png,masks/y.png,train", "images/b.png,masks/b.png,holdout", "",
             "images/a.png,masks/c.png,val", "images/d.png,,train", "images/c.png,masks/c.png,"]  # fmt: skip
@@ -319,6 +322,14 @@ def test_every_problem_is_named_with_its_line(data):
         "  line 7: need an image and a mask",
         "  some rows have a split and some have none; fill in all or leave the column out",
     ]
+    # A folder that is gone is named once, and not each of its files.
+    text = "\n".join(["image,mask,split", *GONE])
+    assert csv_error(data, text).splitlines()[1:] == [
+        "  no folder DATA/gone (2 rows)",
+        "  no folder DATA/other (1 row)",
+        "  line 5: no file DATA/images/x.png and no file DATA/gone/x.png",
+    ]
+    assert csv_error(data, text, data / "moved").splitlines()[1:] == ["  no folder DATA/moved (4 rows)"]
     # Paths of another machine.
     assert csv_error(data, "image;mask\nC:\\bob\\a.png;/home/bob/b.png\n").splitlines()[1:] == [
         "  line 2: no file DATA/C:\\bob\\a.png and no file /home/bob/b.png",

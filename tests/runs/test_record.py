@@ -88,7 +88,7 @@ def test_events_of_any_thread_are_written_with_the_next_save_and_nothing_else_is
     assert [path.name for path in folder.iterdir()] == ["run.json"]
 
 
-def test_a_full_disk_ends_nothing_and_a_link_is_not_written_through(folder, monkeypatch):
+def test_a_full_disk_ends_nothing_and_neither_a_link_nor_another_folder_of_the_name_is_written_to(folder, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -102,6 +102,10 @@ def test_a_full_disk_ends_nothing_and_a_link_is_not_written_through(folder, monk
     assert len(happened(folder)) == 2
     record.save()
     assert len(happened(folder)) == 3
+    folder.rename(folder.with_name("moved"))
+    folder.mkdir()
+    record.save()
+    assert list(folder.iterdir()) == []
 
 
 def test_the_best_epoch_follows_the_monitored_metric_and_is_the_first_of_equals(record, folder):

@@ -138,7 +138,8 @@ class Files:
         except Exception as error:  # each library has its own
             if isinstance(error, OSError) and not self.is_remote:
                 raise cannot(f"--out: {place}", "be written", error, Path(place).parent) from None
-            raise ShardError(f"--out: {place} cannot be written ({first_line(error)})") from error
+            reason = "not allowed there" if isinstance(error, NotImplementedError) else first_line(error)
+            raise ShardError(f"--out: {place} cannot be written ({reason})") from error
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(ShardError):

@@ -115,6 +115,7 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
 def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
     """The index beside the shards; None if there is none, or if it does not know those that are meant."""
     try:
+        files.size_and_version(INDEX_NAME)  # refuses what is no file: reading a pipe would wait
         index = shard_index.index_from_json(files.read(INDEX_NAME))
     except MissingFile:
         return None

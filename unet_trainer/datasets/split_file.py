@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -37,6 +38,7 @@ def read_split_csv(
     made = {pair.name: pair for pair in there if pair.box is None and (pair.image_origin or pair.mask_origin)}
     stored = {file: file for pair in there for file in (pair.image, pair.mask)}  # of shards, those that can be read
     pairs, test, unused, problems = list[Pair](), list[Pair](), list[Pair](), list[str]()
+    gone: Counter[Path | None] = Counter()  # folders, by the number of rows that have files there
     lines: dict[tuple[Path, str], int] = {}
     num_unusable = 0  # rows of test
     for number, row in rows:
@@ -50,17 +52,21 @@ def read_split_csv(
             problem = f"no file {' and no file '.join(map(str, missing))}"
         elif not problem and (first := lines.setdefault(place, number)) != number:
             problem = f"{place[0]} is in line {first} too"
+        folders = dict.fromkeys(_missing_folder(file, data_dir) for file in missing)
         if not problem:
             (test if pair.part == "test" else pairs).append(pair)
         elif pair.part == "test":
             num_unusable += 1
+        elif folders and None not in folders:
+            gone.update([*folders])
         else:
             problems.append(f"line {number}: {problem}")
     if len({pair.part is None for pair in pairs}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
+    problems = [*(f"no folder {folder} ({counted(count, 'row')})" for folder, count in gone.items()), *problems]
     if problems:
         more = [f"… and {len(problems) - NUM_NAMED} more"] if len(problems) > NUM_NAMED else []
-        if not pairs:
+        if not pairs and not gone:
             more.append("Paths are as seen from data_dir, such as images/a.png, in UTF-8")
         raise DataError("\n  ".join([f"split_file: {path}:", *problems[:NUM_NAMED], *more]))
     if not pairs:
@@ -102,6 +108,12 @@ def _find_file(data_dir: Path, cell: str) -> Path:
     forms = [unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")]
     spellings = (cell, cell.strip(), *forms, *(text.replace("\\", "/") for text in forms))
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
+
+
+def _missing_folder(file: Path, data_dir: Path) -> Path | None:
+    """data_dir or the first folder on the way from it to the file that is not there."""
+    folders = [folder for folder in reversed(file.parents) if folder.is_relative_to(data_dir)]
+    return next((folder for folder in folders if not folder.exists()), None)
 
 
 def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:

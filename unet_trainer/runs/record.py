@@ -25,7 +25,7 @@ from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.json_cache import check_plain
-from unet_trainer.system.locks import is_locked, is_locked_here
+from unet_trainer.system.locks import FolderId, id_of, is_locked, is_locked_here
 
 State = Literal["running", "finished", "stopped early", "interrupted", "failed", "damaged"]
 ENDS: tuple[State, ...] = ("finished", "stopped early", "interrupted", "failed")
@@ -214,6 +214,7 @@ class RunRecord:
     def __init__(self) -> None:
         self.path: Path | None = None
         self.content = RunFile()
+        self._folder_id: FolderId | None = None  # of this folder, not of another one that has its name later
         self._lock = threading.RLock()
 
     def open(self, folder: Path, resumed_after: Mapping[str, int] | None = None, **about: Mapping[str, Any]) -> None:
@@ -236,7 +237,7 @@ class RunRecord:
         start = Event("start" if resumed_after is None else "resumed", _now(), text=text, **after)
         with self._lock:
             content.events += [*(replace(event, epoch=start.epoch) for event in self.content.events), start]
-            self.content, self.path = content, path
+            self.content, self.path, self._folder_id = content, path, id_of(folder)
             self._write()
 
     def add(self, kind: str, text: str = "", epoch: int | None = None, batch: int = 0) -> None:
@@ -287,7 +288,7 @@ class RunRecord:
 
     def _write(self) -> None:
         with self._lock:
-            if self.path is not None:
+            if self.path is not None and id_of(self.path.parent) == self._folder_id:
                 text = json.dumps(self.content, default=_plain, ensure_ascii=False, allow_nan=False)
                 # names that are not UTF-8 become escapes of JSON
                 write_bytes_atomically(self.path, text.encode("utf-8", "backslashreplace"))
