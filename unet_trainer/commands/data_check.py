@@ -144,17 +144,24 @@ def _with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def _choose_place(config: Config, question: Question, console: Console) -> Answer:
-    """The first answer by which pairs are found, or which leads to another question; else raises the question."""
-    for choice in question.choices:
+    """The first answer by which every file has its partner, or else that which pairs most; raises the question if no
+    answer helps."""
+
+    def score(choice: Choice) -> tuple[bool, int]:
         try:
-            find_dataset(_with_settings(config, choice.settings), console)
+            found = find_dataset(_with_settings(config, choice.settings), console)
         except Question as following:
-            if not following.choices or str(following) == str(question):
-                continue
+            return False, 0 if following.choices and str(following) != str(question) else -1
         except (DataError, ConfigError):
-            continue
-        return Answer(choice.settings, choice.meaning, [other for other in question.choices if other is not choice])
-    raise question
+            return False, -1
+        return not found.problems, len(found.pairs)
+
+    scores = [score(choice) for choice in question.choices]
+    best = max(scores, default=(False, -1))
+    if best == (False, -1):
+        raise question
+    chosen = question.choices[scores.index(best)]
+    return Answer(chosen.settings, chosen.meaning, [other for other in question.choices if other is not chosen])
 
 
 # What is printed and written
