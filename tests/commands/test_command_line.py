@@ -105,6 +105,23 @@ def test_sigint_is_exit_code_130_in_imports_and_in_a_command(module, arguments, 
     assert (child.returncode, errors) == (130, said)
 
 
+@pytest.mark.parametrize("words", [["check", "lr=1"], ["lr=1", "--resume"]], ids=["command", "training"])
+def test_a_signal_while_the_arguments_are_read_is_one_message(words, capsys):
+    def send(frame, event, argument):
+        if frame.f_code.co_name in ("format_usage", "_parse_known_args"):  # of argparse
+            sys.setprofile(None)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *given: None)  # a failure does not end all tests
+    sys.setprofile(send)
+    try:
+        assert main(words) == 128 + signal.SIGTERM
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "Error: interrupted by SIGTERM\n"
+
+
 def test_other_data_get_the_defaults_and_not_the_settings_of_the_demo(trained):
     assert main(["data_dir=data/mine", "seed=7"]) == 0
     assert trained == [load_config({**CONFIG, "data_dir": "data/mine", "seed": 7})]
@@ -141,10 +158,7 @@ def test_a_config_file_that_exists_is_read_whatever_its_name(name, trained, tmp_
         ("predict x", "the following arguments are required: --out"),
         ("predict x y --out ''", "argument --out: got an empty name; need a path"),
         ("shard --out ''", "--out: got an empty name; need a folder or a URL"),
-        (
-            "shard --out README.md data_dir=configs",
-            "--out: README.md is a file; need a folder or a URL",
-        ),
+        ("shard --out README.md data_dir=configs", "--out: README.md is a file; need a folder or a URL"),
         ("a.yaml --config b.yaml", "got 2 config files (a.yaml, b.yaml); need one"),
         ("batch-size=4", "batch-size: unknown key; did you mean batch_size?"),
         ("check batch_size=2 batch_size=3", "batch_size: given twice, '2' and '3'; leave one of them out"),
@@ -165,6 +179,23 @@ def test_a_config_file_that_exists_is_read_whatever_its_name(name, trained, tmp_
 def test_a_mistake_is_answered_with_the_right_form(line, message, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert message in answer(capsys, *shlex.split(line))
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("watch cells", "watch was removed: open report.html in the run's folder"),
+        ("predict run images --out out --time", "--time was removed: images per second are printed at the end"),
+        ("doctor --json x.json", "doctor --json was removed: doctor prints plain lines; --write FILE writes"),
+        ("bench --json=x.json", "bench --json was removed: the table is printed, and each row is a run with run.json"),
+        ("bench --quick", "bench --quick was removed: bench has at most four rows of five epochs; bench --step"),
+        ("try --host 0.0.0.0", "try --host was removed: the page is for this machine alone, at a free port; ssh -L"),
+        ("try run --port=80", "try --port was removed: the page is for this machine alone, at a free port; ssh -L"),
+        ("runs --quick", "--quick: unknown option; need "),
+    ],
+)
+def test_what_was_removed_is_answered_with_what_replaces_it(line, instead, capsys):
+    assert instead in answer(capsys, *line.split())
 
 
 SECRET = "https://me:s3cret@host/x"

@@ -148,6 +148,14 @@ def test_a_question_is_answered_in_the_settings_beside_the_other_answers(check, 
     assert Path(report["contact_sheet"]).is_file()
 
 
+def test_of_several_folders_the_one_whose_files_all_have_partners_is_chosen(check, data):
+    (data / "annotations").mkdir()
+    (data / "annotations/3.png").write_bytes((data / "masks/3.png").read_bytes())
+    _, said, _ = check()
+    assert "  Pairs:      10 (images/ + masks/, same names)\n" in said
+    assert said.index("\n  mask_dir: masks") < said.index("\n  #   mask_dir: annotations")
+
+
 def test_training_right_after_check_decodes_nothing_for_the_scan(check, data, tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(concurrency, "CAN_FORK", False)  # reads in child processes would not be seen here
     read, real = [], scan.read_bytes

@@ -93,7 +93,6 @@ def test_runs_are_compared_with_the_first(folder, capsys):
         (["compare", "cells", "checkpoints/cells"], "cells and checkpoints/cells are the same run; name another"),
         (["compare", "cells", "better", "--html", "nowhere/x.html"], "--html: there is no folder "),
         (["report", "checkpoint_dir=none"], "checkpoint_dir: none holds no runs; python train_unet.py starts one"),
-        (["watch", "cells"], "watch was removed: open report.html in the run's folder; while the run goes on, it is"),
     ],
 )
 def test_what_cannot_be_done_is_one_message(folder, capsys, arguments, message):
@@ -126,7 +125,7 @@ def test_the_newest_run_is_the_one_that_was_saved_last_whatever_asks(folder, cap
     assert main(["report", "--no-pictures"]) == 0
     said = capsys.readouterr().out
     assert f"Report: {folder / 'killed/report.html'} " in said
-    assert f"Note: {folder / 'broken'} was begun later, but has saved nothing yet; name it to see it\n" in said
+    assert f"Note: {folder / 'broken'} was begun later, but has saved nothing yet\n" in said
 
 
 @pytest.mark.parametrize(

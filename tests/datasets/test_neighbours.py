@@ -2,6 +2,7 @@
 
 import io
 import re
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -11,6 +12,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.scan import scan_pairs
 from unet_trainer.datasets.splits import add_groups, build_split
 from unet_trainer.system.console import Console
 
@@ -66,22 +68,25 @@ def config_of(tmp_path):
     return load_config({"data_dir": str(tmp_path), "checkpoint_dir": str(tmp_path / "checkpoints")})
 
 
+def facts_of(pairs):
+    facts = [pair.image for pair in scan_pairs(pairs, Console(io.StringIO()))]
+    return [SimpleNamespace(thumbnail="") if isinstance(image, str) else image for image in facts]
+
+
 def found(pairs, tmp_path):
-    return find_neighbours(config_of(tmp_path), pairs, Console(io.StringIO()))
+    return find_neighbours(config_of(tmp_path), pairs, facts_of(pairs), Console(io.StringIO()))
 
 
-def found_across(train, val, tmp_path):
-    return find_neighbours_across(config_of(tmp_path), train, val, Console(io.StringIO()))
+def found_across(train, val):
+    return find_neighbours_across(train, val, facts_of([*train, *val]), Console(io.StringIO()))
 
 
-def test_a_video_is_a_sequence_of_similar_images(dataset, tmp_path, monkeypatch):
+def test_a_video_is_a_sequence_of_similar_images(dataset, tmp_path):
     pairs = dataset(video("frame", 40, 0))
     text, settings = found(pairs, tmp_path)
     assert settings == {"split": "blocks"}
     assert int(re.search(r"\(frame0020, .*\): .* in (\d+)% of cases \(chance: 10%\)", text)[1]) > 90
     assert text.endswith("blocks of the sequence can validate, with a gap:\n  split: blocks")
-    monkeypatch.setattr("unet_trainer.datasets.neighbours.read_each", None)  # what was measured is read from the cache
-    assert found(pairs, tmp_path) == (text, settings)
 
 
 def test_several_videos_are_groups_by_a_pattern_that_splits_the_data_when_it_is_pasted(dataset, tmp_path):
@@ -108,7 +113,7 @@ def test_tiles_that_overlap_are_groups_of_one_image_each(stride, is_told, datase
     assert ("images are tiles that overlap (slide0_0_0, " in note) == is_told
     if is_told:
         assert len({pair.group for pair in add_groups(pairs, settings["group_pattern"], tmp_path)}) == 8
-    across, _ = found_across(pairs[::2], pairs[1::2], tmp_path)
+    across, _ = found_across(pairs[::2], pairs[1::2])
     assert ("100% of the validation images are tiles that share pixels with" in across) == is_told
 
 
@@ -122,7 +127,7 @@ def test_padding_is_no_overlap(width, dataset, tmp_path):
     for _, image in frames if width else ():
         image[1:3] = (200, 30, 30)
     pairs = dataset(frames)
-    assert found(pairs, tmp_path) == found_across(pairs[::2], pairs[1::2], tmp_path) == ("", {})
+    assert found(pairs, tmp_path) == found_across(pairs[::2], pairs[1::2]) == ("", {})
 
 
 def test_images_of_one_patient_that_are_alike_are_groups(dataset, tmp_path):
@@ -167,18 +172,18 @@ def test_augmented_versions_of_one_image_are_known_by_name_alone(tmp_path):
     groups = {pair.group for pair in add_groups(pairs, settings["group_pattern"], tmp_path)}
     assert groups == {f"{name}_jpg" for name in "abcdef"}
     said = f"by their names, such as {pairs[5].image} and {pairs[4].image}: val_iou is too good"
-    assert found_across(pairs[:5], pairs[5:], tmp_path)[0] == f"1 image with versions in train and in val {said}"
-    assert found_across(pairs[:6], pairs[6:], tmp_path) == ("", {})
+    assert found_across(pairs[:5], pairs[5:])[0] == f"1 image with versions in train and in val {said}"
+    assert found_across(pairs[:6], pairs[6:]) == ("", {})
 
 
 def test_validation_frames_between_training_frames_are_found(dataset, tmp_path):
     frames = video("frame", 60, 0)
     val = dataset([frames[index] for index in range(20, 40, 2)], "val", "val")
     train = dataset([frame for index, frame in enumerate(frames) if index not in range(20, 40, 2)], "train", "train")
-    note, _ = found_across(train, val, tmp_path)
+    note, _ = found_across(train, val)
     assert int(re.search(r"numbering in (\d+)% of cases", note)[1]) > 90
 
 
 def test_validation_images_of_other_sequences_are_no_neighbours(dataset, tmp_path):
     train = dataset(video("a", 30, 0), "train", "train")
-    assert found_across(train, dataset(video("b", 10, 1), "val", "val"), tmp_path) == ("", {})
+    assert found_across(train, dataset(video("b", 10, 1), "val", "val")) == ("", {})

@@ -1,8 +1,5 @@
 """Files behind a URL: parts of them, retries with growing waits, and one sentence for what cannot be mended."""
 
-import os
-import time
-
 import fsspec
 import pytest
 
@@ -57,7 +54,7 @@ def troubled(*troubles):
         (FileNotFoundError("x"), "a.tar is not there"),
         (PermissionError("Access Denied"), r"cannot be read \(Access Denied\)"),
         (Status(403), r"cannot be read \(status 403\)"),
-        (NotImplementedError(), "memory:// does not allow it"),
+        (NotImplementedError(), r"cannot be read \(NotImplementedError"),
     ],
 )
 def test_what_may_pass_is_tried_again_with_growing_waits_and_anything_else_told_at_once(trouble, message, slept):
@@ -82,14 +79,12 @@ def test_a_missing_package_is_named_and_other_protocols_load_nothing(monkeypatch
         Files("ftp://host/x", ()).read("a")
 
 
-def test_files_are_written_found_sized_and_deleted_and_old_uploads_swept(tmp_path):
-    for name, age in ((".upload.k2j3h4_a.tmp", 7200), (".upload.k2j3h4_b.tmp", 5)):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, 2 * (time.time() - age,))
-    files = Files(f"memory://{tmp_path.name}/", (), tmp_path)
+def test_files_are_written_found_sized_and_deleted(tmp_path):
+    files = Files(f"memory://{tmp_path.name}/", ())
     assert files.find() == []
     for name in ("x/a.tar", "b.tar"):
-        files.write(name, CONTENT)
+        with files.writing(name) as file:
+            file.write(CONTENT)
     assert files.find() == ["b.tar", "x/a.tar"]
     assert files.size_and_version("b.tar")[0] == 200
     assert files.read("b.tar") == CONTENT
@@ -99,7 +94,6 @@ def test_files_are_written_found_sized_and_deleted_and_old_uploads_swept(tmp_pat
     files.delete("b.tar")
     with pytest.raises(MissingFile):
         files.size_and_version("b.tar")
-    assert [path.name for path in tmp_path.iterdir()] == [".upload.k2j3h4_b.tmp"]
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The command line: chooses the command, reads its config, and turns each error into a message and an exit code.
-
-Imports no torch, so that a typo is answered at once.
-"""
+Imports no torch, so that a typo is answered at once."""
 
 import argparse
 import importlib
@@ -14,13 +12,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unet_trainer import __version__
-from unet_trainer.commands import COMMANDS, REMOVED_COMMANDS
+from unet_trainer.commands import COMMANDS, REMOVED_COMMANDS, REMOVED_OPTIONS
 from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import check_transforms, near_miss
 from unet_trainer.config.schema import FIELDS, Config
-from unet_trainer.runs.folder import CONFIG_YAML, begun_later, check_init_from, find_run, folder_of, newest_run
-from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Console, show_error
+from unet_trainer.runs.folder import CONFIG_YAML, check_init_from, find_run, folder_of, newest_run, note_later_run
+from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, show_error
 from unet_trainer.system.launch import read_launch
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, open_closed_streams
@@ -64,7 +62,8 @@ class CommandParser(argparse.ArgumentParser):
         _, unknown, words = message.partition("unrecognized arguments: ")
         if unknown:
             options = [action.option_strings[-1] for action in self._actions if action.option_strings]
-            message = "; ".join(_unknown_option(word, options) for word in words.split() if word.startswith("-"))
+            given = [word for word in words.split() if word.startswith("-")]
+            message = "; ".join(_unknown_option(word, options, self.prog) for word in given)
         raise UserError(f"{message} (python {self.prog} --help)")
 
     def parse_known_intermixed_args(self, *given: Any, **named: Any) -> Any:
@@ -216,8 +215,8 @@ def _resume_source(
     named = load_config(Path(files[0])) if files else script_config(())
     checkpoint_dir = Path(own.get("checkpoint_dir") or named.checkpoint_dir)
     found = newest_run(checkpoint_dir) if run == NEWEST else find_run(run, checkpoint_dir)
-    if run == NEWEST and (later := begun_later(found, checkpoint_dir)) is not None:
-        Console().note(f"{later} was begun later, but has saved nothing to go on from; its own command begins it again")
+    if run == NEWEST:
+        note_later_run(found, checkpoint_dir)
     folder = folder_of(found)
     own_file = (found.parent if folder is None else folder) / CONFIG_YAML
     if not files and (folder is None or not (own_file.is_file() and own_file.stat().st_size)):
@@ -247,7 +246,10 @@ def is_override(word: str) -> bool:
     return "=" in word and word.partition("=")[0].strip().replace("-", "_").isidentifier()
 
 
-def _unknown_option(option: str, options: Sequence[str]) -> str:
+def _unknown_option(option: str, options: Sequence[str], program: str) -> str:
+    command, plain = program.rpartition(" ")[2], option.partition("=")[0]
+    if (instead := REMOVED_OPTIONS.get(f"{command} {plain}")) is not None:
+        return f"{command} {plain} was removed: {instead}"
     name = option.lstrip("-").partition("=")[0].replace("-", "_")
     name = OTHER_TOOLS_NAMES.get(name, name)
     if name in FIELDS:

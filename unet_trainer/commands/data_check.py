@@ -1,8 +1,6 @@
 """The report of `check`: what a dataset holds, what is wrong with it, its contact sheet and the settings for it.
 
-What is open is answered first, each question by the most likely of its answers, so that classes and split are judged as
-training will find them. The settings are one block of YAML that trains when it is pasted into a config, or written as
-one."""
+Each open question is answered by the most likely of its answers. The settings are one block of YAML that trains."""
 
 import hashlib
 import os
@@ -72,8 +70,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class AnsweredReport:
-    """`report` is that of `config`, which has the answers. Problems and questions are those that the answers solve, and
-    those that are left."""
+    """`report` is that of `config` with the answers; `problems` and `questions`: those they solve, and those left."""
 
     config: Config
     report: DatasetReport
@@ -98,8 +95,7 @@ class AnsweredReport:
 
 
 def build_answered_report(config: Config, console: Console) -> AnsweredReport:
-    """Builds the report, answers what is open and builds it again, until no answer is left. Raises DataError if no
-    pairs can be found, and no answer is known."""
+    """Builds the report, answers what is open and builds it again, until no answer is left. Raises DataError."""
     answers, solved = list[Answer](), list[Problem | Question]()
     found: FoundPairs | None = None
     while True:
@@ -174,8 +170,7 @@ def _choose_place(config: Config, question: Question, console: Console) -> Answe
 def check_data(
     config: Config, console: Console, json_file: Path | None = None, config_file: Path | None = None
 ) -> bool:
-    """Prints the report and writes the contact sheet, the settings to `config_file` if they train, and everything to
-    `json_file`; returns whether the settings that it ends with train. Raises UserError."""
+    """Prints the report, writes contact sheet, settings and JSON; returns whether the settings train."""
     data_dir = Path(config.data_dir)
     try:
         answered = build_answered_report(config, console)
@@ -217,8 +212,7 @@ def check_data(
 
 
 def names_inside(data_dir: Path) -> Callable[[str], str]:
-    """Makes paths in a text relative to data_dir, which the settings name. A name without a slash, such as size, may be
-    a word."""
+    """Makes paths in a text relative to data_dir. A name without a slash, such as size, may be a word."""
     forms = {re.escape(str(form)) for form in (data_dir, data_dir.absolute(), data_dir.resolve())}
     pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(forms)})(?:(/)|(?![\w./-]))")
     return lambda text: pattern.sub(lambda found: "" if found[1] else "data_dir" if "/" in found[0] else found[0], text)
@@ -344,8 +338,7 @@ def block_settings(answered: AnsweredReport) -> dict[str, Any]:
 
 
 def block_lines(answered: AnsweredReport, shorten: Callable[[str], str] = str) -> list[str]:
-    """The block: what was answered stands with its reason, and with the other answers as comments; with an answer about
-    the classes go all settings of the classes. `shorten` makes the reasons shorter."""
+    """The settings: answers with their reasons, the other answers as comments, those of classes together."""
     values, lines = block_settings(answered), list[str]()
     for name in list(values):
         answer = next((each for each in reversed(answered.answers) if name in _keys_of(each)), None)
@@ -380,8 +373,7 @@ def _group_lines(settings: Mapping[str, Any], answer: Answer, shorten: Callable[
 
 
 def draw_sheet(config: Config, report: DatasetReport) -> Path | None:
-    """Write the sheet under checkpoint_dir. Where the values have no meaning yet, each is drawn as a class of its
-    own."""
+    """Write the sheet under checkpoint_dir. Values without a meaning are drawn as classes of their own."""
     if not report.pairs:
         return None
     if (coding := report.coding) is not None:
@@ -435,8 +427,8 @@ def sheet_name(data_dir: Path) -> str:
 
 
 def _rarest_first(masks: Sequence[MaskFacts], coding: MaskCoding, shares: Sequence[float]) -> list[tuple[int, int]]:
-    """Index of a pair and the class it is shown for: by turns the pairs of each class but the most common, rarest class
-    first. Of each class, pairs with much of it and with little, spread over all that hold it."""
+    """Index of a pair and the class it is shown for: by turns those of each class but the most common, rarest first, of
+    each with much of it and with little."""
     held = [class_ids(mask.counts, coding) for mask in masks]
     classes = sorted((index for index, share in enumerate(shares) if share > 0), key=shares.__getitem__)
     rare, turns = classes[:-1] or classes, []

@@ -115,7 +115,7 @@ def shard(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     from unet_trainer.datasets.dataset_report import find_dataset, read_every_pair
     from unet_trainer.datasets.scan import open_scan_cache
     from unet_trainer.datasets.shard_store import Files, is_url
-    from unet_trainer.datasets.shards import FOLDER, describe_size, refuse_other_files, write_shards
+    from unet_trainer.datasets.shards import describe_size, refuse_other_files, write_shards
 
     out, shard_bytes, console = given.out, int(given.shard_mb * 10**6), Console()
     checkpoint_dir, data_dir = Path(config.checkpoint_dir), Path(config.data_dir)
@@ -123,7 +123,7 @@ def shard(arguments: Sequence[str], script_config: ScriptConfig) -> None:
         raise UserError(f"--out: {out} is data_dir; need another folder")
     if not is_url(out) and Path(out).is_file():
         raise UserError(f"--out: {out} is a file; need a folder or a URL")
-    place = Files(out, workspace=checkpoint_dir / FOLDER)
+    place = Files(out)
     refuse_other_files(place)
     found = find_dataset(config, console)
     report = read_every_pair(config, found, open_scan_cache(data_dir, checkpoint_dir, config.nodata), console)

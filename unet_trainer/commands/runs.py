@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, split_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.runs.folder import REPORT, begun_later, find_runs, find_shown_run, has_checkpoint
+from unet_trainer.runs.folder import REPORT, find_runs, find_shown_run, has_checkpoint, note_later_run
 from unet_trainer.runs.record import RunSummary, State, read_run_summary
 from unet_trainer.system.atomic_files import HTML_PAGE, check_output, check_replaceable, write_output
 from unet_trainer.system.console import Colour, Console, aligned, counted, cut, painted, score_text
@@ -88,13 +88,6 @@ def table(summaries: Sequence[RunSummary]) -> list[str]:
     return [header, *coloured]
 
 
-def _cut_where_they_differ(values: Sequence[str]) -> list[str]:
-    """Each in at most MAX_VALUE characters; of long values that begin alike, the part in which they differ."""
-    alike = next((place for place, letters in enumerate(zip(*values, strict=False)) if len(set(letters)) > 1), 0)
-    start = max(0, alike - MAX_VALUE // 4) if max(map(len, values)) > MAX_VALUE else 0
-    return [cut(f"…{value[start + 1 :]}" if start else value, MAX_VALUE) for value in values]
-
-
 def _warn_of_damage(summaries: Sequence[RunSummary], console: Console) -> None:
     for summary in summaries:
         if summary.problems:
@@ -105,17 +98,13 @@ def _warn_of_damage(summaries: Sequence[RunSummary], console: Console) -> None:
 def read_run_words(
     words: Sequence[str], script_config: ScriptConfig, command: str, takes_data: bool = False
 ) -> tuple[list[str], list[Path], Path | None]:
-    """The names of runs, their folders (that of the newest run without a name), and where their data are now, if it was
-    said.
-
-    Words are names, and key=value for where runs and data lie. Raises UserError.
-    """
+    """The names of runs, their folders (without a name the newest), and where their data are now. Raises UserError."""
     names, settings = split_words(words, command, ("checkpoint_dir", "data_dir") if takes_data else ("checkpoint_dir",))
     checkpoint_dir = Path(settings.get("checkpoint_dir") or script_config(()).checkpoint_dir)
     wanted: list[str | None] = [*names] or [None]
     folders = [find_shown_run(name, checkpoint_dir) for name in wanted]
-    if not names and has_checkpoint(folders[0]) and (later := begun_later(folders[0], checkpoint_dir)) is not None:
-        Console().note(f"{later} was begun later, but has saved nothing yet; name it to see it")
+    if not names and has_checkpoint(folders[0]):
+        note_later_run(folders[0], checkpoint_dir)
     return names, list(dict.fromkeys(folders)), Path(settings["data_dir"]) if "data_dir" in settings else None
 
 
@@ -196,5 +185,5 @@ def comparison_lines(found: Comparison) -> list[str]:
     lines = [*aligned(rows), "", *([found.note, ""] if found.note else [])]
     if not found.settings:
         return [*lines, "The runs have the same settings, as far as they are kept."]
-    cells = [[name, *_cut_where_they_differ(values)] for name, values in found.settings]
+    cells = [[name, *(cut(value, MAX_VALUE) for value in values)] for name, values in found.settings]
     return [*lines, *aligned([["Settings that differ", *found.names], *cells])]

@@ -1,6 +1,4 @@
-"""The texts of a dataset's report: problems with their fixes, and what does not stop training and the user should know.
-
-Decides nothing: each function gets what was found and puts it into words."""
+"""The texts of a dataset's report: problems with their fixes, and what the user should know. Decides nothing."""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -71,8 +69,7 @@ def unknown_value_lines(pairs: Sequence[Pair], masks: Sequence[MaskFacts], codin
 
 
 def problem_of_palettes(pairs: Sequence[Pair], masks: Sequence[MaskFacts]) -> list[Problem]:
-    """The values of masks with a palette are places in it: a colour that has another place in some masks has two
-    meanings."""
+    """The values of masks with a palette are places in it: a colour with two places has two meanings."""
     places: dict[int, dict[int, list[str]]] = {}  # colour → its places in palettes → masks
     for pair, mask in zip(pairs, masks, strict=True):
         palette = mask.palette or {}
@@ -101,8 +98,7 @@ def nothing_to_learn(evidence: MaskEvidence, config: Config, only: str = "") -> 
 
 
 def describe_large_foreground(coding: MaskCoding, evidence: MaskEvidence) -> list[str]:
-    """Masks with the foreground in black are common, and only its share shows it: the settings that exchange it with
-    the background. Ids of objects have no other way."""
+    """Masks with the foreground in black are common, and only its share shows it: settings that exchange the two."""
     share = class_shares(evidence.masks, coding, 2)[1]
     if not LARGE_FOREGROUND <= share < 1 or coding.mask_values == "nonzero":
         return []
@@ -157,12 +153,10 @@ def describe_same_objects(
 def describe_lone_val_image(split: Split, is_divided: bool) -> list[str]:
     if len(split.val) != 1 or split.val[0].box is not None:
         return []
-    num_folds = min(5, len(split.train) + 1)
-    fix = "add images, some dozens are a start"
-    if is_divided:
-        fix = "put more images into val"
-    elif not any(pair.group for pair in split.train):
-        fix += f"; or train with num_folds: {num_folds} and fold: 0 to {num_folds - 1}, to validate on each image once"
+    fix = "put more images into val" if is_divided else "add images, some dozens are a start"
+    if not is_divided and not any(pair.group for pair in split.train):
+        folds = min(5, len(split.train) + 1)
+        fix += f"; or train with num_folds: {folds} and fold: 0 to {folds - 1}, to validate on each image once"
     what = f"only {split.val[0].shown_image} validates: val_iou, by which best.pt is chosen, is the score of one image"
     return [f"{what}; {fix}"]
 
@@ -204,7 +198,6 @@ def describe_files(
     in_alpha = sum(mask.is_alpha for mask in masks)
     is_scaled = units is not None and units.is_8bit and max(*units.mean, *units.std) <= 1
     flat = [pair.shown_image for pair, image in zip(pairs, images, strict=True) if image.low == image.high]
-    is_each_alone = len({pair.group for pair in pairs if pair.group}) == len(pairs) > 1
     by_digest: dict[str, list[int]] = defaultdict(list)
     for index, image in enumerate(images):
         by_digest[image.digest].append(index)
@@ -218,7 +211,6 @@ def describe_files(
         (turned, f"{some(turned, 'image')} {'is' if turned == 1 else 'are'} {exif} the images without it"),
         (grey, f"{some(grey, 'image')} {'is' if grey == 1 else 'are'} grey, whose channel is repeated"),
         (is_scaled, "image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1"),
-        (is_each_alone, "every group has only one image; is group_pattern right?"),
         (flat, f"{counted(len(flat), 'image')} of a single colour: {first_few(flat)}"),
         (differing, f"{counted(len(differing), 'set')} of identical images with masks that differ: {same_images}"),
     ]

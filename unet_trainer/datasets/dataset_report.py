@@ -1,10 +1,7 @@
 """Everything known of a dataset before the first step: pairs, facts of every file, classes, image spec, split,
 problems.
 
-find_dataset finds the pairs, however they lie in data_dir; build_dataset_report reads every file, and decides kind,
-classes and split; dataset_notices has the words for it. Training and `check` both use this report: a dataset that
-passes check can be trained on.
-"""
+Training and `check` both use this report: a dataset that passes check can be trained on."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,12 +25,7 @@ from unet_trainer.datasets.listing import Listing, refuse_unreadable
 from unet_trainer.datasets.mask_evidence import MIN_PICTURE, VOID, MaskEvidence, class_ids
 from unet_trainer.datasets.mask_question import ask_for_classes, describe_misfit
 from unet_trainer.datasets.mask_reading import ChosenClasses, choose_classes
-from unet_trainer.datasets.near_duplicates import (
-    Series,
-    build_views,
-    find_near_duplicates,
-    find_series,
-)
+from unet_trainer.datasets.near_duplicates import Series, build_views, find_near_duplicates, find_series
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Problem, Question, describe_problems
 from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
@@ -170,8 +162,8 @@ def describe_sizes(images: Sequence[ImageFacts], most: int = 3) -> str:
 def build_dataset_report(
     config: Config, console: Console, found: FoundPairs | None = None, is_resumed: bool = False
 ) -> DatasetReport:
-    """Find the pairs, unless they are given, read every file, and decide kind, coding and split. A resumed run keeps
-    its split, and gets no note that it is too easy. Raises DataError if no pairs can be found."""
+    """Read every file of the pairs and decide kind, coding and split. A resumed run keeps its split, and gets no note
+    that it is too easy. Raises DataError if no pairs can be found."""
     found = found or find_dataset(config, console)
     cache = scan.open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir), config.nodata)
     report = read_every_pair(config, found, cache, console)
@@ -197,11 +189,8 @@ def build_dataset_report(
 
 
 def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, console: Console) -> DatasetReport:
-    """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided
-    yet.
-
-    Masks that resize_masks would resize are kept, whether it is set or not: what follows is judged as if it were. The
-    pairs get the digests of their files as they are now.
+    """A report with the facts of every pair that can be read, and the problems of the others; nothing is decided yet.
+    Masks that resize_masks would resize are kept, whether it is set or not. Pairs get the digests of their files.
     """
     report = DatasetReport(found, problems=[*found.problems], notices=[*found.notices])
     unreadable, resizable, others, changed = list[str](), list[str](), list[str](), list[str]()
@@ -269,8 +258,7 @@ def _cut_into_blocks(
 
 
 def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
-    """A resumed run keeps its images where they were. Volumes share their empty slices, which are no reason to keep
-    them together."""
+    """A resumed run keeps its split. Volumes share their empty slices, which are no reason to keep them together."""
     coding, is_divided = report.coding, report.found.is_divided
     digests = [
         "" if pair.group and image.low == image.high else image.digest if is_resumed else image.content
@@ -384,19 +372,16 @@ def _compare_neighbours(report: DatasetReport, config: Config, console: Console)
     if split is None or config.split == "blocks" or any(pair.group or pair.box for pair in report.pairs):
         return
     if report.found.is_divided:
-        text, report.advised = find_neighbours_across(config, split.train, split.val, console)
+        images, _ = report.facts_of((*split.train, *split.val))
+        text, report.advised = find_neighbours_across(split.train, split.val, images, console)
     else:
-        text, report.advised = find_neighbours(config, report.pairs, console)
+        text, report.advised = find_neighbours(config, report.pairs, report.images, console)
     report.notices += [text] if text else []
 
 
 def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
-    """The pairs of data_dir, by its folders, its annotations or split_file; raises DataError where they cannot be
-    found.
-
-    The demo is made if it is missing. Masks that are not one file for each image are written as such under
-    checkpoint_dir, with a progress bar if there is a console.
-    """
+    """The pairs of data_dir, by its folders, its annotations or split_file; the demo is made if it is missing. Masks
+    that are not one file for each image are written as such under checkpoint_dir. Raises DataError."""
     data_dir, listing = Path(config.data_dir), Listing()
     if is_demo_dir(data_dir) and ensure_demo(data_dir) and console is not None:
         console.say(f"Made the demo dataset in {data_dir}")

@@ -9,7 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain, pairwise, product
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import cv2
@@ -36,7 +36,6 @@ FLOOR = 0.1  # of the mean variance: patterns with less are noise
 # horses and vessels: at least 0.7.
 MAX_DISTANCE, MIN_DISTANCE = 0.5, 0.2
 MANY_CELLS = 40  # that stand out, for MAX_DISTANCE: the fewer there are, the more images have them by chance
-AXES, CELL = [1, 2, 16, 17], 0.1  # of the hash: four of the longest waves, and how far those of copies may be apart
 CHUNK, NUM_NEAREST = 128, 16  # images compared at a time, and those with the nearest hashes that are followed up
 
 MIN_IMAGES, MIN_SERIES = 16, 5  # of which chance makes no series
@@ -81,11 +80,15 @@ def is_thumbnail(text: str) -> bool:
     return len(base64.b64decode(text)) in (0, SIDE**2)
 
 
-def build_views(thumbnails: Sequence[str], are_masks: bool = False) -> Views:
-    """Take out of the thumbnails what they have in common, alike for their flips and turns (whitening). Images, not
-    masks, that show too little count as none."""
+def decode_thumbnails(thumbnails: Sequence[str]) -> Floats:
+    """N,SIDE*SIDE; 0 where there is nothing to see."""
     pixels = b"".join(base64.b64decode(text) or bytes(SIDE**2) for text in thumbnails)
-    plain = np.frombuffer(pixels, np.uint8).reshape(-1, SIDE**2).astype(np.float32)
+    return np.frombuffer(pixels, np.uint8).reshape(-1, SIDE**2).astype(np.float32)
+
+
+def build_views(thumbnails: Sequence[str], are_masks: bool = False) -> Views:
+    """Take out of the thumbnails what they have in common (whitening). Images that show too little count as none."""
+    plain = decode_thumbnails(thumbnails)
     plain = _scale_to_unit(plain - plain.mean(1, keepdims=True))
     if not are_masks:
         strongest = np.sort((BASIS @ plain.reshape(-1, SIDE, SIDE) @ BASIS.T).reshape(plain.shape) ** 2)[:, -NUM_WAVES:]
@@ -105,37 +108,31 @@ def build_views(thumbnails: Sequence[str], are_masks: bool = False) -> Views:
 def find_near_duplicates(views: Views) -> list[tuple[int, int]]:
     """Pairs of images that are the same but for encoding, size, colour, a little light, flips and quarter turns.
 
-    Flips change signs of the waves (DCT) of a thumbnail, turns swap rows and columns: the sizes of waves, added across
-    the diagonal, are a hash that is the same for all eight. Of images in neighbouring cells of the hash, those with the
-    nearest hashes are compared by their thumbnails.
-    """
-    cells: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    cell_of = np.floor(_hash_waves(views.plain)[:, AXES] / CELL).astype(int).tolist()
-    for index in np.flatnonzero(views.plain.any(1)).tolist():
-        cells[tuple(cell_of[index])].append(index)
-    hashes, pairs = _hash_waves(views.whitened), set[tuple[int, int]]()
+    The sizes of the waves (DCT) of a thumbnail, added across the diagonal, are a hash that flips and turns leave as it
+    is. Those with the nearest hashes are compared by their thumbnails."""
+    held = np.flatnonzero(views.plain.any(1))
+    hashes, pairs = _hash_waves(views.whitened[held]), set[tuple[int, int]]()
     squares = (hashes**2).sum(1)
     num_cells = 1 / np.maximum((views.plain**4).sum(1), 1e-9)
     limits = (MAX_DISTANCE * num_cells / MANY_CELLS).clip(MIN_DISTANCE, MAX_DISTANCE)
-    for cell, inside in cells.items():
-        around = (tuple(np.add(cell, step).tolist()) for step in product((-1, 0, 1), repeat=len(AXES)))
-        near = np.array([index for place in around for index in cells.get(place, ())])
-        for rows in np.split(np.array(inside), range(CHUNK, len(inside), CHUNK)):
-            distances = squares[rows][:, None] + squares[near] - 2 * hashes[rows] @ hashes[near].T
-            nearest = np.argpartition(distances, min(NUM_NEAREST, len(near) - 1), axis=1)[:, : NUM_NEAREST + 1]
-            row, place = np.nonzero(np.take_along_axis(distances, nearest, 1) < MAX_DISTANCE**2)
-            ones, others = rows[row], near[nearest[row, place]]
-            turned = _flip_and_turn(views.whitened[others])
-            similarity = np.einsum("nv,snv->sn", views.whitened[ones], turned).max(0)
-            is_same = (similarity >= 1 - np.minimum(limits[ones], limits[others]) ** 2 / 2) & (ones != others)
-            ends = np.stack([np.minimum(ones, others), np.maximum(ones, others)], 1)[is_same]
-            pairs.update((one, other) for one, other in ends.tolist())
+    for start in range(0, len(held), CHUNK):
+        rows = slice(start, start + CHUNK)
+        distances = squares[rows, None] + squares - 2 * hashes[rows] @ hashes.T
+        nearest = np.argpartition(distances, min(NUM_NEAREST, len(held) - 1), axis=1)[:, : NUM_NEAREST + 1]
+        row, place = np.nonzero(np.take_along_axis(distances, nearest, 1) < MAX_DISTANCE**2)
+        ones, others = held[start + row], held[nearest[row, place]]
+        turned = _flip_and_turn(views.whitened[others])
+        similarity = np.einsum("nv,snv->sn", views.whitened[ones], turned).max(0)
+        is_same = (similarity >= 1 - np.minimum(limits[ones], limits[others]) ** 2 / 2) & (ones != others)
+        pairs.update(
+            (min(pair), max(pair)) for pair in zip(ones[is_same].tolist(), others[is_same].tolist(), strict=True)
+        )
     return sorted(pairs)
 
 
 def find_series(names: Sequence[str], views: Sequence[Views]) -> Series | None:
-    """The series of one object, if images with near numbers are alike and those beyond some distance are not. `views`:
-    of images and of masks; images are alike if one of both is. One of the numbers of a name counts."""
+    """The series of one object, if images with near numbers in their names are alike and others are not. `views`: of
+    images and of masks; images are alike if one of both is."""
     for position in range(NUM_NUMBERS if len(names) >= MIN_IMAGES else 0):
         numbers = [re.findall(r"\d+", name)[::-1][position : position + 1] for name in names]
         kinds = [re.sub(r"\d+", "#", name) if its else name for name, its in zip(names, numbers, strict=True)]
@@ -175,8 +172,7 @@ def _longest_step(steps: NDArray[np.float64], is_alike: Pixels) -> float | None:
 def describe_near_duplicates(
     pairs: Sequence[tuple[int, int]], names: Sequence[str], parts: Sequence[str], is_divided: bool
 ) -> str:
-    """Those in train and in val, with the share and examples; without any, how many stay on one side. `parts`: of each
-    image, train or val; `is_divided`: by the data itself."""
+    """Those in train and in val, or else how many stay on one side. `parts`: of each image, train or val."""
     across = [(a, b) if parts[a] == "val" else (b, a) for a, b in pairs if {parts[a], parts[b]} == {"train", "val"}]
     shown = first_few((f"{names[one]} ≈ {names[other]}" for one, other in across or pairs), 3)
     kinds = "(re-encoded, resized, flipped or turned)"

@@ -1,45 +1,38 @@
 """Whether images are like their neighbours (frames of a video, slices of a stack, tiles that overlap, both eyes of a
 person), so that a random split would put almost the same image into train and val.
 
-Names suggest groups and sequences, the images decide: measured is how much likelier than by chance the most similar
-image is of the same group, or next in the numbering. Most similar are tiles that hold the same pixels: the outermost
-row or column of one lies inside of the other. Reads some hundred files; what was measured is cached.
+Names suggest groups and sequences, the thumbnails of the scan decide: measured is how much likelier than by chance the
+most similar image is of the same group, or next in the numbering. Most similar are tiles that hold the same pixels.
 """
 
-import contextlib
-import hashlib
-import json
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cv2
 import numpy as np
 
 from unet_trainer.config.schema import Config
+from unet_trainer.datasets.near_duplicates import CONTRAST, MIDDLE, decode_thumbnails
 from unet_trainer.datasets.pairs import FoundPairs, Pair, setting_lines
-from unet_trainer.datasets.scan import read_each
+from unet_trainer.datasets.scan import ImageFacts, read_each
 from unet_trainer.datasets.splits import MIN_RUN, build_split, places_of
-from unet_trainer.images.drawing import to_display
-from unet_trainer.images.file_bytes import DataError, file_stamp
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 
 MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one by chance
-STRETCH, NUM_STRETCHES = 20, 12  # images in a row that are read, and how many times, spread over all
-NUM_ACROSS = 80  # validation images, and other training images, that are read of a split of the data itself
+STRETCH, NUM_STRETCHES = 20, 12  # images in a row that are compared, and how many times, spread over all
+NUM_ACROSS = 80  # validation images, and other training images, that are compared of a split of the data itself
 NEAR = 2  # images before and after one that count as its neighbours
-SIDE, MAX_TILE = 16, 2048  # of the thumbnails that are compared; of images whose rows and columns are compared
+MAX_TILE, MIN_SIDE = 2048, 64  # of images whose rows and columns are compared; to which JPEG is decoded for it
 MIN_AGREEMENT = 0.4  # Cohen's kappa: 0 is chance, 1 is always. Unrelated photographs have 0.02, videos 0.7 to 1
 MIN_DEVIATIONS = 5  # standard deviations above chance
 MIN_GROUPS, MAX_MEAN_SIZE = 5, 16  # fewer or larger groups may be alike by the place, the camera or the kind of object
 FINE_SHARE = 0.9  # of several patterns, the one with most groups that keeps so many of the similar images together
-CACHE_FORMAT = 7
 VAL_SHARES = 0.4, 2.5  # times val_fraction: what a pattern with few groups may make of it
 MIN_SHARE, MAX_GROUP = 0.6, 0.8  # of the images that are with another one; in one group: the others train or validate
 # By what stands before the last underscore, the last number, the first, second and third separator, the second number.
@@ -61,14 +54,6 @@ Note = tuple[str, dict[str, Any]]  # what the user should know, and settings tha
 NOTHING: Note = "", {}
 
 
-@dataclass(frozen=True)
-class Nearest:
-    """The place of the image that is most like each one, and the share for which it holds some of the same pixels."""
-
-    places: list[int]
-    overlapping: float
-
-
 class Similarity(NamedTuple):
     """How often the most similar image is related to one, and how often by chance."""
 
@@ -86,9 +71,8 @@ class Similarity(NamedTuple):
         return f"in {self.share:.0%} of cases (chance: {self.chance:.0%})"
 
 
-def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> Note:
-    """The note on images that are like their neighbours, if a setting keeps them apart: the pattern with most groups
-    that can be split, or split: blocks for a sequence."""
+def find_neighbours(config: Config, pairs: Sequence[Pair], images: Sequence[ImageFacts], console: Console) -> Note:
+    """The note on images that are like their neighbours, if groups or split: blocks keep them apart."""
     paths = [pair.path_in(Path(config.data_dir)) for pair in pairs]
     for subject, pattern, min_share in (("original", VERSION, 0.0), ("number", LEFT_AND_RIGHT, MIN_SHARE)):
         groups = _groups_by(pattern, paths)
@@ -98,39 +82,38 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> 
     places, groupings = places_of(paths), _find_groupings(paths)
     lengths = Counter(place.sequence for place in places)
     num_in_runs = sum(length for length in lengths.values() if length >= MIN_RUN)
-    if len(pairs) < MIN_PAIRS or (2 * num_in_runs < len(places) and not groupings):
+    if 2 * num_in_runs < len(places) and not groupings:
         return NOTHING
-    order = sorted(range(len(places)), key=places.__getitem__)
+    order = sorted((index for index, image in enumerate(images) if image.thumbnail), key=places.__getitem__)
     sampled = np.arange(len(order))
     if len(order) > STRETCH * NUM_STRETCHES:  # runs of images, spread over all
         starts = np.linspace(0, len(order) - STRETCH, NUM_STRETCHES).round().astype(int)
         sampled = np.unique(starts[:, None] + np.arange(STRETCH))
-    chosen = [order[position] for position in sampled]
-    nearest = _find_nearest(config, [pairs[index] for index in chosen], [], console)
-    if nearest is None:
+    if len(sampled) < MIN_PAIRS:
         return NOTHING
+    chosen = [order[position] for position in sampled]
+    overlaps = _find_overlaps([pairs[index] for index in chosen], [], console)
+    nearest = _find_nearest([images[index] for index in chosen], [], overlaps)
     is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
-    by_number, is_tiled = _measure(is_near, nearest.places), nearest.overlapping >= MIN_SHARE
-    similar = {key: _measure(_are_same([its[i] for i in chosen]), nearest.places) for key, its in groupings.items()}
-    is_known = by_number.is_high or is_tiled  # else groups have to be patients or scenes, not kinds: many of few images
-    alike = [key for key, its in groupings.items() if similar[key].is_high and (is_known or _are_many(its))]
+    by_number, overlapping = _measure(is_near, nearest), overlaps.any(1).mean()
+    is_tiled = overlapping >= MIN_SHARE
+    similar = {key: _measure(_are_same([its[i] for i in chosen]), nearest) for key, its in groupings.items()}
+    # Without a sequence or tiles, groups have to be patients or scenes, not kinds: many of few images.
+    is_known, num_groups = by_number.is_high or is_tiled, {key: len({*its}) for key, its in groupings.items()}
+    are_many = {key for key, num in num_groups.items() if num >= max(MIN_GROUPS, len(paths) / MAX_MEAN_SIZE)}
+    alike = [key for key in groupings if similar[key].is_high and (is_known or key in are_many)]
     most = max((similar[key].share for key in alike), default=0.0)
     alike = [key for key in alike if similar[key].share >= FINE_SHARE * most]
-    measured = by_number if by_number.is_high else None
-    where = "by name" if measured is None else "in the numbering"
+    where = "in the numbering" if by_number.is_high else "by name"
     like = f"images are like their neighbours {where} ({{}}): the most similar image is a neighbour"
-    tiled = f"images are tiles that overlap ({{}}): {nearest.overlapping:.0%} share pixels with another one"
-    reasons = {key: tiled if is_tiled else f"{like} {measured or similar[key]}" for key in alike}
+    tiled = f"images are tiles that overlap ({{}}): {overlapping:.0%} share pixels with another one"
+    reasons = {key: tiled if is_tiled else f"{like} {by_number if is_known else similar[key]}" for key in alike}
     note = _advise_groups(config, pairs, paths, {key: groupings[key] for key in alike}, reasons)
-    if note is not None or measured is None:
+    if note is not None or not by_number.is_high:
         return note or NOTHING
     middle = [paths[index] for index in order[len(order) // 2 :]]
     fix = "blocks of the sequence can validate, with a gap"
-    return _note(tiled if is_tiled else f"{like} {measured}", middle, fix, {"split": "blocks"})
-
-
-def _are_many(groups: Sequence[str]) -> bool:
-    return len({*groups}) >= MIN_GROUPS and len(groups) / len({*groups}) <= MAX_MEAN_SIZE
+    return _note(tiled if is_tiled else f"{like} {by_number}", middle, fix, {"split": "blocks"})
 
 
 def _advise_groups(
@@ -161,9 +144,11 @@ def _note(reason: str, alike: Sequence[str], fix: str, settings: dict[str, Any])
     return f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings
 
 
-def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[Pair], console: Console) -> Note:
-    """The note on a split of the data itself, if the training image that is most like a validation image is its
-    neighbour in the numbering more often than by chance. No setting changes it."""
+def find_neighbours_across(
+    train: Sequence[Pair], val: Sequence[Pair], images: Sequence[ImageFacts], console: Console
+) -> Note:
+    """The note on a split of the data itself, if the training image most like a validation image is its neighbour in
+    the numbering. `images`: of train, then of val."""
     pairs = [*train, *val]
     ours, theirs = (
         {match[1]: pair for pair in side if (match := re.search(VERSION, pair.image.name))} for side in (val, train)
@@ -172,7 +157,7 @@ def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[
         what = f"{counted(len(shared), 'image')} with versions in train and in val by their names, such as"
         return f"{what} {ours[shared[0]].shown_image} and {theirs[shared[0]].shown_image}: val_iou is too good", {}
     places = places_of([pair.image.stem for pair in pairs])  # parts lie in folders of their own
-    order = sorted(range(len(places)), key=places.__getitem__)
+    order = sorted((index for index, image in enumerate(images) if image.thumbnail), key=places.__getitem__)
     around: dict[int, set[int]] = defaultdict(set)  # of validation images: training images before and after
     for indices in (order, order[::-1]):
         last = None  # training image
@@ -181,18 +166,17 @@ def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[
                 last = index
             elif last is not None and places[last].sequence == places[index].sequence:
                 around[index].add(last)
-    if len(pairs) < MIN_PAIRS or 2 * len(around) < len(val):
+    if len(order) < MIN_PAIRS or 2 * len(around) < len(val):
         return NOTHING
     chosen = _spread([index for index in order if index in around])
     training = {*_spread([index for index in order if index < len(train)])}.union(*(around[index] for index in chosen))
     others = [index for index in order if index in training]
-    nearest = _find_nearest(config, [pairs[index] for index in chosen], [pairs[index] for index in others], console)
-    if nearest is None:
-        return NOTHING
-    if nearest.overlapping >= MIN_SHARE:
-        what = f"{nearest.overlapping:.0%} of the validation images are tiles that share pixels with training images"
+    overlaps = _find_overlaps([pairs[index] for index in chosen], [pairs[index] for index in others], console)
+    if (overlapping := overlaps.any(1).mean()) >= MIN_SHARE:
+        what = f"{overlapping:.0%} of the validation images are tiles that share pixels with training images"
         return f"{what}: val_iou is too good", {}
-    similarity = _measure(np.array([[other in around[index] for other in others] for index in chosen]), nearest.places)
+    nearest = _find_nearest([images[index] for index in chosen], [images[index] for index in others], overlaps)
+    similarity = _measure(np.array([[other in around[index] for other in others] for index in chosen]), nearest)
     what = "validation images are like their neighbours in train: the most similar training image is the one before"
     effect = "val_iou shows how well the model knows these sequences, not new ones"
     return (f"{what} or after in the numbering {similarity}; {effect}", {}) if similarity.is_high else NOTHING
@@ -219,50 +203,47 @@ def _measure(is_related: Pixels, most_similar: Sequence[int]) -> Similarity:
     return Similarity(float(share), float(is_related.sum() / (num_images * num_others)), num_images)
 
 
-def _find_nearest(config: Config, pairs: Sequence[Pair], others: Sequence[Pair], console: Console) -> Nearest | None:
-    """Of each image the one among the others (without others: among the same) that is most like it. None if one of
-    them cannot be read. What was measured is cached."""
-    files = [(str(pair.image.absolute()), file_stamp(pair.image)) for pair in (*pairs, *others)]
-    key = hashlib.sha256(json.dumps([CACHE_FORMAT, len(pairs), files]).encode()).hexdigest()[:24]
-    cache = Path(config.checkpoint_dir) / f".cache/neighbours-{key}.json"
-    with contextlib.suppress(ValueError):
-        return from_plain(Nearest, read_cache(cache))
-
-    def view(_: int, pair: Pair) -> tuple[Pixels, list[set[int]]]:
-        image = read_image(pair.image, min_side=4 * SIDE)
-        thumbnail = cv2.resize(to_display(image), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
-        return thumbnail.astype(np.float64).ravel(), _unique_lines(image)
-
-    views = read_each(view, [*pairs, *others], console, "Comparing neighbours by name:")
-    if any(one is None for one in views):
-        return None
-    mine, yours = views[: len(pairs)], views[len(pairs) :] if others else views
-    ours, theirs = (np.stack([thumbnail for thumbnail, _ in side]) for side in (mine, yours))
+def _find_nearest(images: Sequence[ImageFacts], others: Sequence[ImageFacts], overlaps: Pixels) -> list[int]:
+    """Of each image the one among the others (without others: among the same) that is most like it."""
+    ours = _colour_thumbnails(images)
+    theirs = _colour_thumbnails(others) if others else ours
     distances = (ours**2).sum(1)[:, None] + (theirs**2).sum(1) - 2 * ours @ theirs.T
-    overlaps = np.array([[_overlap(lines, other_lines) for _, other_lines in yours] for _, lines in mine])
     distances[overlaps] -= distances.max()
     if not others:
         np.fill_diagonal(distances, np.inf)
-    places: list[int] = distances.argmin(1).tolist()
-    nearest = Nearest(places, float(overlaps[range(len(places)), places].mean()))
-    write_cache(cache, asdict(nearest))
+    nearest: list[int] = distances.argmin(1).tolist()
     return nearest
 
 
-def _unique_lines(image: Pixels) -> list[set[int]]:
+def _find_overlaps(pairs: Sequence[Pair], others: Sequence[Pair], console: Console) -> Pixels:
+    """N,M, without others N,N: whether an outermost row or column of one image lies inside of the other."""
+    read = read_each(_unique_lines, [*pairs, *others], console, "Comparing neighbours by name:")
+    lines: list[tuple[set[int], set[int]]] = [each or (set(), set()) for each in read]
+    theirs = lines[len(pairs) :] if others else lines
+    rows = [
+        [not (edges.isdisjoint(its_inside) and its_edges.isdisjoint(inside)) for its_edges, its_inside in theirs]
+        for edges, inside in lines[: len(pairs)]
+    ]
+    return np.array(rows)
+
+
+def _unique_lines(_: int, pair: Pair) -> tuple[set[int], set[int]]:
     """Hashes of the outermost rows and columns of an image, and of those inside, without those that it has twice, such
     as padding, bars and gradients, which others may have by chance."""
+    image = read_image(pair.image, min_side=MIN_SIDE)
     if max(image.shape[:2]) > MAX_TILE:
-        return [set(), set()]
+        return set(), set()
     rows, columns = ([hash(line.tobytes()) for line in side] for side in (image, image.swapaxes(0, 1)))
     counts = Counter(rows + columns)
-    outermost = rows[0], rows[-1], columns[0], columns[-1]
-    return [{line for line in lines if counts[line] == 1} for lines in (outermost, [*rows[1:-1], *columns[1:-1]])]
+    edges, inside = (rows[0], rows[-1], columns[0], columns[-1]), [*rows[1:-1], *columns[1:-1]]
+    return {line for line in edges if counts[line] == 1}, {line for line in inside if counts[line] == 1}
 
 
-def _overlap(one: Sequence[set[int]], other: Sequence[set[int]]) -> bool:
-    """Whether an outermost line of one image lies inside of the other."""
-    return not (one[0].isdisjoint(other[1]) and other[0].isdisjoint(one[1]))
+def _colour_thumbnails(images: Sequence[ImageFacts]) -> Pixels:
+    """N,C*SIDE*SIDE: about those in colour, by the grey ones and the statistics of the channels."""
+    mean, std = (np.array([np.resize(getattr(image, name), 3) for image in images]) for name in ("mean", "std"))
+    grey = (decode_thumbnails([image.thumbnail for image in images])[:, None] - MIDDLE) / CONTRAST
+    return (grey * std[:, :, None] + mean[:, :, None]).reshape(len(images), -1)
 
 
 def _find_groupings(paths: Sequence[str]) -> Groupings:

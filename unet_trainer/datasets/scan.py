@@ -1,9 +1,7 @@
-"""Reads every file once before the first step, so that a bad file is reported at the start and not in the middle of a
-run.
+"""Reads every file once before the first step, so that a bad file is reported at the start.
 
-Facts about a file are cached by its path, size and times: the next start reads only new and changed files. What the
-images of a dataset share (channels, depth and statistics) follows from the facts.
-"""
+Facts are cached by path, size and times: the next start reads only new and changed files. What the images of a
+dataset share (channels, depth and statistics) follows from the facts."""
 
 import hashlib
 import io
@@ -163,9 +161,8 @@ FACTS: dict[str, type[Any]] = {"image": ImageFacts, "mask": MaskFacts}  # by the
 
 
 class ScanCache:
-    """Facts from earlier scans, in a file with a line for each file that was read: a digest of its path, its stamp and
-    its facts as JSON. Facts of a file whose size or times have changed are not found, nor those of an image that were
-    measured with another `nodata`."""
+    """Facts from earlier scans, a line for each file: a digest of its path, its stamp and its facts as JSON. Not found
+    are those of a file that has changed, or of an image measured with another `nodata`."""
 
     def __init__(self, path: Path | None, nodata: float | str = "fill") -> None:
         self.path, self.nodata = path, "fill" if nodata == "ignore" else nodata
@@ -222,10 +219,9 @@ Task = tuple[Pair, list[File]]  # a pair, and those of its files that are to be 
 def scan_pairs(
     pairs: Sequence[Pair], console: Console, cache: ScanCache | None = None, timeout: float | None = None
 ) -> list[PairFacts]:
-    """The facts of all pairs, in their order. Decodes the files that the cache does not know, each once.
+    """The facts of all pairs, in their order; files that the cache does not know are decoded, each once.
 
-    `timeout`: seconds after which the files of a pair count as never read. Raises DataError then: a disk that does not
-    answer would take as long for every other pair.
+    Raises DataError where a pair takes `timeout` seconds: a disk that does not answer takes as long for every other.
     """
     cache = cache or ScanCache(None)
     facts: dict[File, Any] = {}
@@ -260,8 +256,7 @@ def scan_pairs(
 
 
 def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: Console, label: str) -> list[Any]:
-    """What `read` makes of each pair and its number, in child processes; None of a pair that has changed since the
-    scan, which training tells. Raises DataError where a shard cannot be read: the others would take as long."""
+    """What `read` makes of each pair and its number, in child processes; None of one that cannot be read."""
 
     def attempt(item: tuple[int, Pair], _: ReadStderr) -> Any:
         try:
@@ -285,8 +280,7 @@ def _in_children(
     label: str,
     timeout: float | None = HANG_SECONDS,
 ) -> Generator[tuple[Item, Any], None, None]:
-    """Each item and its outcome, as forked_map gives it; to be closed. Raises the first DataError that is an outcome:
-    the next ones would take as long."""
+    """Each item and its outcome, as of forked_map; to be closed. Raises the first DataError that is an outcome."""
     with (
         console.bar(label, len(items), keep=False) as bar,
         warnings.catch_warnings(action="ignore"),  # PIL's about broken headers, which name no file
@@ -380,8 +374,7 @@ def _measure_alpha(alpha: Pixels) -> AlphaFacts:
 def _measure(
     image: Pixels, is_missing: Pixels | None
 ) -> tuple[tuple[float, ...], tuple[float, ...], float, float, tuple[int, ...]]:
-    """Of the values that are not missing, mean and standard deviation of each channel, and the lowest and highest; and
-    how many are missing in each channel."""
+    """Mean, standard deviation, lowest and highest of the values that are not missing; and how many are, by channel."""
     num_pixels = image.shape[0] * image.shape[1]
     counts = num_pixels - (0 if is_missing is None else np.count_nonzero(is_missing, axis=(0, 1)))
     if image.dtype == np.uint8 and image.shape[2] <= 4 and is_missing is None:
@@ -458,8 +451,7 @@ def choose_nodata(images: Sequence[ImageFacts], nodata: float | str) -> tuple[fl
 def describe_reading(
     images: Sequence[ImageFacts], channels: int, tags: Sequence[float], nodata: float | str, can_be_set: bool = True
 ) -> list[str]:
-    """What is done with alpha channels and with missing data, a line each, and the settings for other ways if there are
-    any. Of images as they were scanned."""
+    """What is done with alpha channels and with missing data, a line each, and the settings for other ways."""
     total, lines = counted(len(images), "image"), []
     alpha = [image for image in images if image.alpha is not None]
     kept = [image for image in alpha if image.channels + 1 == channels]
@@ -524,8 +516,7 @@ def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tupl
 
 
 def brightness_share(images: Sequence[ImageFacts], channels: int) -> float:
-    """Of the variance of pixel values, the share that lies between images and not within them; the mean of the channels
-    that have any. 0 where values are missing: what they are filled with would count as data."""
+    """Share of the variance of pixel values that lies between images; 0 where values are missing."""
     _, within, between, has_spread = _moments(images, channels)
     if not has_spread.any() or any(sum(image.missing) for image in images):
         return 0.0
@@ -533,8 +524,7 @@ def brightness_share(images: Sequence[ImageFacts], channels: int) -> float:
 
 
 def _moments(images: Sequence[ImageFacts], channels: int) -> tuple[Any, Any, Any, Any]:
-    """Of each channel, over all values that are data: the mean, the variance within images and that between their
-    means, and whether there is any. A constant has a tiny one from rounding."""
+    """Of each channel: mean, variance within images and between them, and whether there is more than rounding."""
     columns = zip(*((image.mean, image.std, image.missing or 0) for image in images), strict=True)
     means, stds, missing = (np.array([np.broadcast_to(its, channels) for its in column]) for column in columns)
     weights = np.array([[image.height * image.width] for image in images], np.float64) - missing

@@ -1,16 +1,14 @@
-"""The index of shards: for each sample where its image and its mask lie in a tar file, with checksums, and facts about
-both.
+"""The index of shards, shards.json: where image and mask of each sample lie in a tar file, checksums, and their facts.
 
-It is a JSON file, shards.json, beside the shards that `shard` writes. Shards of other tools are indexed once: samples
-are found by WebDataset's naming, in which the files of a sample share their name up to the first dot. Nothing is ever
-unpacked."""
+Shards of other tools are indexed once, by WebDataset's naming, in which the files of a sample share their name up to
+the first dot. Nothing is ever unpacked."""
 
 import io
 import json
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
@@ -22,7 +20,7 @@ from unet_trainer.system.input_files import parse_json
 
 INDEX_NAME = "shards.json"
 UNFINISHED = "unfinished"  # a file that stands beside shards until their index is written
-FORMAT = 1
+FORMAT = 2
 MAX_CLASSES = 254
 BLOCK = tarfile.BLOCKSIZE
 NOT_PLAIN = "shards are read at any place and must be plain tar: decompress it"
@@ -89,7 +87,7 @@ class Sample(NamedTuple):
 @dataclass(frozen=True)
 class Shard:
     name: Annotated[InnerPath, Field(pattern=r"\.tar$")]  # relative to the index, with slashes
-    num_bytes: Annotated[Natural, Field(alias="bytes")]
+    num_bytes: Natural
     samples: tuple[Sample, ...]
 
 
@@ -111,16 +109,7 @@ class ShardIndex:
 
 
 def index_to_json(index: ShardIndex) -> str:
-    """One line per sample, so that a person can read it and a tool can compare two."""
-    head = {
-        "format": FORMAT,
-        **{name: getattr(index, name) for name in ("class_names", "num_classes", "unpaired", "class_file")},
-    }
-    shards = []
-    for shard in index.shards:
-        rows = ",\n".join(json.dumps(list(sample)) for sample in shard.samples)
-        shards.append(f'{{"name": {json.dumps(shard.name)}, "bytes": {shard.num_bytes}, "samples": [\n{rows}\n]}}')
-    return f'{json.dumps(head)[:-1]}, "shards": [\n' + ",\n".join(shards) + "\n]}\n"
+    return json.dumps({"format": FORMAT, **asdict(index)})
 
 
 def index_from_json(text: str | bytes) -> ShardIndex:
@@ -153,9 +142,8 @@ def add_member(archive: tarfile.TarFile, name: str, content: bytes) -> Member:
 
 
 def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
-    """Name, offset and length of the plain files in a tar file, in their order. Reads headers only. Raises ShardError,
-    without the file's name: tarfile itself takes a damaged header, or a file that was cut off between two members, for
-    the end."""
+    """Name, offset and length of the plain files in a tar file. Raises ShardError, also where tarfile takes a damaged
+    header, or a file that was cut off between two members, for the end."""
     if file.read(6).startswith(COMPRESSED):
         raise ShardError(f"compressed; {NOT_PLAIN}")
     file.seek(0)
@@ -182,8 +170,7 @@ def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
 
 
 def index_shard(name: str, num_bytes: int, file: BinaryIO) -> tuple[Shard, list[str]]:
-    """The samples of a shard of any tool, and those that lack an image or a mask. Reads all of it, once. Raises
-    ShardError, without the shard's name."""
+    """The samples of a shard of any tool, and those that lack an image or a mask. Raises ShardError."""
     by_key: dict[str, list[Member]] = {}  # WebDataset's key is the path up to the first dot of its last part
     for raw, offset, length in list_members(file):
         path = path_in_shard(raw)
@@ -202,8 +189,7 @@ def index_shard(name: str, num_bytes: int, file: BinaryIO) -> tuple[Shard, list[
 
 
 def _image_and_mask(members: Sequence[Member]) -> tuple[Member, Member] | None:
-    """a.jpg or a.image.jpg with a.seg.png or a.mask.png, or with a.png. None if there is no such pair, or more than
-    one."""
+    """a.jpg or a.image.jpg with a.seg.png, a.mask.png or a.png; None if there is no such pair, or more than one."""
     words = {member: member.name.rpartition("/")[2].lower().split(".")[1:] for member in members}
     images = [member for member in members if len(words[member]) == 1 or words[member][-2] in IMAGE_WORDS]
     masks = [member for member in members if len(words[member]) > 1 and words[member][-2] in MASK_WORDS]

@@ -1,10 +1,5 @@
-"""The files of shards, and shards that are open: the bytes of any file in them, checked.
-
-Files below a folder or a URL (s3://, gs://, http://, ...) are read in parts; remote ones through fsspec, which comes
-with torch; what it needs for a protocol (s3fs, gcsfs, aiohttp) is named where it is missing. Its file system of web
-servers asks once, so that failures are retried here; its caches have no bound and are not shared between processes
-that read at the same time, so that RangeCache keeps what is fetched.
-"""
+"""The files of shards, and shards that are open: the bytes of any file in them, checked. Read through fsspec, in parts;
+its file system of web servers asks once, so that failures are retried here, and its caches have no bound."""
 
 from __future__ import annotations
 
@@ -14,8 +9,6 @@ import io
 import os
 import random
 import re
-import shutil
-import tempfile
 import threading
 import time
 import zlib
@@ -23,16 +16,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.datasets.shard_index import BLOCK, Member, Shard, ShardIndex
 from unet_trainer.images.file_bytes import ShardError, StoredFile
-from unet_trainer.system.atomic_files import ABANDONED_SECONDS, atomic_open, delete_drafts, make_own_folder
+from unet_trainer.system.atomic_files import atomic_open, make_own_folder
 from unet_trainer.system.concurrency import read_ahead
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FOLLOW, open_handle
-from unet_trainer.system.os_errors import NO_ROOM, cannot
+from unet_trainer.system.os_errors import cannot
 from unet_trainer.system.resources import free_disk
 
 URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -46,7 +40,6 @@ AHEAD_BYTES = 2**26  # of a worker: fetched ahead
 MAX_FETCHES = 3  # of content with wrong checksums
 CHANGED = "the shards have changed since they were indexed"
 MAX_SHARE = 0.5  # of the free disk, for what is kept of remote shards
-CACHE_NAME = re.compile("[0-9a-f]{16}")
 WRITING = os.O_RDWR | os.O_CREAT | NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
 
 Result = TypeVar("Result")
@@ -61,20 +54,18 @@ class MissingFile(ShardError):
 
 
 class Files:
-    """Files below a folder or a URL, by their names relative to it; from several threads, and in processes forked from
-    this one."""
+    """Files below a folder or a URL, by their names relative to it; from several threads, and in forked processes."""
 
-    def __init__(self, root: str, waits: tuple[float, ...] | None = None, workspace: Path | None = None) -> None:
-        """`workspace`: where files are written before their upload."""
+    def __init__(self, root: str, waits: tuple[float, ...] | None = None) -> None:
         self.is_remote = is_url(root)
         self.root = root.rstrip("/") if self.is_remote else root
         self.protocol = root.partition("://")[0].lower() if self.is_remote else ""
         self.waits = () if not self.is_remote else WAITS if waits is None else waits
-        self.workspace, self.connect = workspace, cache(_connect)
+        self.connect = cache(_connect)
 
     def place(self, name: str) -> str:
         """As messages name a file."""
-        return f"{self.root}/{name}".rstrip("/") if self.is_remote else str(Path(self.root, name))
+        return f"{self.root}/{name}".rstrip("/") if self.is_remote else str(Path(self.root, name).absolute())
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes from `start` up to `stop`, or to the end of the file."""
@@ -92,6 +83,8 @@ class Files:
     def size_and_version(self, name: str) -> tuple[int | None, str]:
         """In bytes, None if unknown; and what changes with the content, if anything does."""
         info = self.retry(lambda system, place: system.info(place), name)
+        if info.get("type", "file") != "file":
+            raise ShardError(f"{self.place(name)} is no file")
         version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime", "updated") if info.get(key)), "")
         size = info.get("size")
         return size if isinstance(size, int) else None, str(version)
@@ -104,8 +97,7 @@ class Files:
         return len(self.retry(lambda system, place: system.cat_file(place, start=0, end=1), name)) <= 1
 
     def find(self, is_deep: bool = True) -> list[str]:
-        """The names of all files; of a local folder, also without those in folders below. Empty where nothing is there,
-        or where it cannot be listed."""
+        """The names of all files; of a local folder those below if `is_deep`. Empty where none can be listed."""
         if not self.is_remote:  # folders that may not be read are named when the data is searched
             folders = islice(os.walk(self.root), None if is_deep else 1)
             found = (Path(folder, name) for folder, _, names in folders for name in names)
@@ -119,7 +111,6 @@ class Files:
 
     def read_through(self, name: str, read: Callable[[BinaryIO], Result]) -> Result:
         """What `read` makes of a file that is read from its beginning; after a failure, of all of it again."""
-
         if self.is_remote and not self.has_ranges(name):
             return read(io.BytesIO(self.read(name)))
 
@@ -130,29 +121,25 @@ class Files:
 
         return self.retry(read_once, name)
 
-    def write(self, name: str, content: bytes) -> None:
-        with self.writing(name) as file:
-            file.write(content)
-
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
-        """A file to write to: it is there completely at the end of the block, or not at all. Raises UserError."""
-        folder = self.workspace if self.is_remote else Path(self.place(name)).parent
-        assert folder is not None
+        """A file to write to; on a disk it is there completely at the end of the block, or not at all."""
+        place = self.place(name)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not self.is_remote:
-                with atomic_open(Path(self.place(name))) as file:
+            if self.is_remote:
+                with self.connect(self.protocol, os.getpid()).open(place, "wb") as file:
                     yield file
                 return
-            delete_drafts(folder, ["*"], ABANDONED_SECONDS)
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".upload.", suffix=".tmp") as draft:
-                yield cast(BinaryIO, draft)
-                draft.flush()
-                self.retry(lambda system, url: system.put_file(draft.name, url), name, "be written")
-        except OSError as error:
-            shown = f"{folder}" if self.is_remote else f"--out: {self.place(name)}"
-            raise cannot(shown, "be written", error, folder) from None
+            Path(place).parent.mkdir(parents=True, exist_ok=True)
+            with atomic_open(Path(place)) as file:
+                yield file
+        except UserError:
+            raise
+        except Exception as error:  # each library has its own
+            if isinstance(error, OSError) and not self.is_remote:
+                raise cannot(f"--out: {place}", "be written", error, Path(place).parent) from None
+            reason = "not allowed there" if isinstance(error, NotImplementedError) else first_line(error)
+            raise ShardError(f"--out: {place} cannot be written ({reason})") from error
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(ShardError):
@@ -166,8 +153,6 @@ class Files:
                 return action(self.connect(self.protocol, os.getpid()), place)
             except ShardError:
                 raise
-            except NotImplementedError:
-                raise ShardError(f"{place} cannot {what}: {self.protocol}:// does not allow it") from None
             except Exception as error:  # each library has its own
                 # fsspec raises FileNotFoundError for any failed question about a web server's file; the cause has the
                 # status.
@@ -176,7 +161,7 @@ class Files:
                 status = getattr(failure, "status", None)
                 if is_missing and status in MISSING_STATUSES:
                     raise MissingFile(f"{place} is not there") from None
-                if wait is None or status in FINAL_STATUSES or isinstance(error, PermissionError):
+                if wait is None or status in FINAL_STATUSES or isinstance(error, PermissionError | NotImplementedError):
                     reason = getattr(failure, "strerror", None) or first_line(failure)
                     tries = f"; {len(self.waits) + 1} tries" if wait is None and self.waits else ""
                     raise ShardError(f"{place} cannot {what} ({reason}{tries})") from None
@@ -185,31 +170,9 @@ class Files:
         raise AssertionError
 
 
-class _LocalSystem:
-    """What fsspec's file systems do, of a disk: without waiting for a pipe, hidden files, or a folder named ~."""
-
-    def open(self, path: str, mode: str) -> BinaryIO:
-        return cast(BinaryIO, os.fdopen(open_handle(path), mode))
-
-    def cat_file(self, path: str, start: int, end: int | None) -> bytes:
-        with self.open(path, "rb") as file:
-            file.seek(start)
-            return file.read() if end is None else file.read(end - start)
-
-    def info(self, path: str) -> dict[str, int]:
-        status = Path(path).stat()
-        return {"size": status.st_size, "mtime": status.st_mtime_ns}
-
-    def rm_file(self, path: str) -> None:
-        Path(path).unlink()
-
-
 def _connect(protocol: str, process: int) -> Any:
-    """fsspec's file system of a protocol, one for each process: its connections and their thread do not survive a
-    fork."""
-    if not protocol:
-        return _LocalSystem()
-    if protocol not in PROTOCOLS:
+    """fsspec's file system, one for each process: connections and their thread do not survive a fork."""
+    if protocol and protocol not in PROTOCOLS:
         known = "need s3://, gs://, abfs://, https:// or http://, or the path of a folder"
         raise ShardError(f"{protocol}:// is not known; {known}")
     options: dict[str, Any] = {}
@@ -221,7 +184,7 @@ def _connect(protocol: str, process: int) -> Any:
 
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
             options = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
-        return fsspec.filesystem(protocol, skip_instance_cache=True, **options)
+        return fsspec.filesystem(protocol or "file", skip_instance_cache=True, **options)
     except ImportError:
         package = PROTOCOLS[protocol]
         raise ShardError(f"{protocol}:// needs the package {package}: pip install {package}") from None
@@ -306,8 +269,7 @@ class ShardStore:
         return bytes(file.span.cut(content, file.member))
 
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
-        """Fetches what this thread will read next, side by side, as far as memory allows; an error is raised where its
-        file is read. What was fetched earlier and not read is dropped."""
+        """Fetches what this thread will read next, as far as memory allows; errors are raised by `read`."""
         self._fetched.ahead = {}
         if not self.is_remote or self.gives_whole_files:
             return
@@ -340,34 +302,21 @@ class ShardStore:
 
 
 class RangeCache:
-    """Parts of remote shards on the local disk, in a bounded number of bytes, for all processes of a machine and for
-    later runs.
+    """Parts of remote shards on the local disk, in a bounded number of bytes, for all processes and later runs.
 
-    Each shard has a file here in which its parts lie where they lie in the shard; the rest of it is a hole that takes
-    no room. The reader verifies checksums, so no table says which parts are there: what was never written, cut off by a
-    kill or is of an older shard has wrong ones and is fetched. Kept are the first shards, as far as they fit: every
-    epoch reads each sample once, so a cache that replaced the oldest by the newest would have discarded most of them
-    before they are read again."""
+    Each shard has a file with holes, in which its parts lie where they lie in the shard; what has wrong checksums is
+    fetched. Kept are the first shards, as far as they fit: an epoch reads each sample once, so a cache that replaces
+    the oldest would have discarded most of them before they are read again."""
 
     def __init__(self, folder: Path, url: str, shards: Sequence[Shard], max_bytes: int) -> None:
-        """Makes room by deleting what is kept of other URLs, the longest unused first, and keeps at most half of what
-        is free on the disk. Raises OSError where nothing can be written."""
+        """Keeps at most half of what is free on the disk. Raises OSError where nothing can be written."""
         self.folder = folder / short_digest(url)
-        sizes = {shard.name: shard.num_bytes for shard in shards}
         folder.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.folder)
-        if _allocated(self.folder) > max_bytes:  # of a time when it was allowed more
-            shutil.rmtree(self.folder)
-            self.folder.mkdir()
-        os.utime(self.folder)  # it is used now
-        wanted = min(max_bytes, sum(sizes.values()))
-        others = [place for place in folder.iterdir() if CACHE_NAME.fullmatch(place.name) and not place.is_symlink()]
-        others = sorted({*others} - {self.folder}, key=lambda place: place.stat().st_mtime)
-        while others and sum(map(_allocated, others)) > max_bytes - wanted:
-            shutil.rmtree(others.pop(0), ignore_errors=True)
+        sizes = [shard.num_bytes for shard in shards]
         room = int(MAX_SHARE * free_disk(folder)) + _allocated(self.folder)
-        self.max_bytes, self.is_limited_by_disk, self._is_full = min(max_bytes, room), room < wanted, False
-        self._starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        self.max_bytes, self.is_limited_by_disk = min(max_bytes, room), room < min(max_bytes, sum(sizes))
+        self._starts = dict(zip([shard.name for shard in shards], accumulate(sizes, initial=0), strict=False))
 
     def keeps(self, shard: str, stop: int) -> bool:
         """Whether the part of a shard up to `stop` is kept."""
@@ -383,14 +332,11 @@ class RangeCache:
         return b""
 
     def write(self, shard: str, start: int, content: bytes) -> None:
-        """Where the disk is full, nothing more is kept. Links are not followed, and pipes not waited for."""
-        if not self._is_full and self.keeps(shard, start + len(content)):
-            try:
-                with os.fdopen(os.open(self.path(shard), WRITING, 0o644), "r+b") as file:
-                    file.seek(start)
-                    file.write(content)
-            except OSError as error:
-                self._is_full = error.errno in NO_ROOM  # any other error may not come again
+        """Where the disk is full, nothing is kept. Links are not followed, and pipes not waited for."""
+        if self.keeps(shard, start + len(content)):
+            with contextlib.suppress(OSError), os.fdopen(os.open(self.path(shard), WRITING, 0o644), "r+b") as file:
+                file.seek(start)
+                file.write(content)
 
     def path(self, shard: str) -> Path:
         return self.folder / f"{short_digest(shard)[:8]}-{shard.rpartition('/')[2][-180:]}"

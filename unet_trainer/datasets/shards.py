@@ -1,13 +1,7 @@
-"""The pairs in the shards that data_dir names: a folder or URL of shards, one shard, or several by a pattern
-(a-{000..011}.tar).
+"""The pairs in the shards that data_dir names (a folder or URL of shards, one shard, or a pattern: a-{000..011}.tar),
+and how shards are written: KEY.jpg and KEY.mask.png, byte for byte, the index last.
 
-Shards that `shard` wrote have their index beside them. Those of other tools are read once, and their index is kept
-under checkpoint_dir; so is what is fetched of remote shards. Names, parts and groups are those of the files that they
-were written from.
-
-write_shards makes them of the pairs of a dataset: NAME-000000.tar, ... (NAME-train-000000.tar where the data is
-divided), with KEY.jpg and KEY.mask.png, byte for byte. The index is written last: shards without one are unfinished.
-"""
+Shards of other tools are read once, and their index is kept under checkpoint_dir; so is what is fetched."""
 
 import contextlib
 import dataclasses
@@ -28,18 +22,8 @@ from unet_trainer.datasets.listing import Listing, list_files, walk
 from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part, Problem, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, Sample, Shard, ShardIndex, index_shard
-from unet_trainer.datasets.shard_store import (
-    CHANGED,
-    WAITS,
-    Files,
-    MissingFile,
-    RangeCache,
-    ShardStore,
-    is_url,
-    short_digest,
-)
+from unet_trainer.datasets.shard_store import WAITS, Files, MissingFile, RangeCache, ShardStore, is_url, short_digest
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, read_bytes
-from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
 from unet_trainer.system.resources import free_disk
@@ -110,38 +94,32 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
     index = _read_index(place, Files(place.root, WAITS[:3]))  # a wrong host name is reported within seconds
     store = ShardStore(files, _index_others(place, files, folder, console) if index is None else index)
     store.check()
-    if files.is_remote:
-        _keep_what_is_fetched(store, place, config.cache_gb, folder, console)
-    return store
-
-
-def _keep_what_is_fetched(
-    store: ShardStore, place: ShardPlace, cache_gb: float, folder: Path, console: Console
-) -> None:
-    """Gives the store of a remote place its cache on the disk."""
-    shards, url, max_bytes = store.index.shards, " ".join((place.root, *(place.names or ()))), int(cache_gb * GB)
-    try:
-        store.cache = RangeCache(folder, url, shards, max_bytes) if max_bytes else None
-    except OSError as error:
-        console.note(f"cache_gb: {folder} cannot be written to ({error.strerror}); what is fetched is not kept")
-    if store.cache is not None and store.cache.is_limited_by_disk:
-        kept = f"{store.cache.max_bytes / GB:.3g} GB of the shards are kept"
-        console.note(f"cache_gb: {kept}, half of what is free on the disk of {folder}")
-    store.gives_whole_files = bool(shards) and not store.files.has_ranges(shards[0].name)
-    if store.gives_whole_files:
+    max_bytes = int(config.cache_gb * GB)
+    if files.is_remote and store.index.shards and max_bytes:
+        url = " ".join((place.root, *(place.names or ())))
+        try:
+            store.cache = kept = RangeCache(folder, url, store.index.shards, max_bytes)
+        except OSError as error:
+            console.note(f"cache_gb: {folder} cannot be written to ({error.strerror}); what is fetched is not kept")
+        else:
+            if kept.is_limited_by_disk:
+                most = f"{kept.max_bytes / GB:.3g} GB of the shards are kept"
+                console.note(f"cache_gb: {most}, half of what is free on the disk of {folder}")
+    if files.is_remote and store.index.shards and not files.has_ranges(store.index.shards[0].name):
+        store.gives_whole_files = True
         cost = "each is fetched once and kept (cache_gb)" if store.cache else "each sample takes a whole shard"
         console.note(f"{place.root} gives whole files only, not parts of them (no HTTP ranges): {cost}")
+    return store
 
 
 def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
     """The index beside the shards; None if there is none, or if it does not know those that are meant."""
     try:
+        files.size_and_version(INDEX_NAME)  # refuses what is no file: reading a pipe would wait
         index = shard_index.index_from_json(files.read(INDEX_NAME))
     except MissingFile:
         return None
     except ShardError as error:
-        if place.names is not None and files.is_remote:  # a server that answers everything with a page
-            return None
         fix = f"{error}; if it is damaged, write the shards again with shard"
         raise _naming(files.place(INDEX_NAME), fix) from None
     known = {shard.name: shard for shard in index.shards}
@@ -155,8 +133,7 @@ def _naming(place: str, message: object) -> ShardError:
 
 
 def _index_others(place: ShardPlace, files: Files, folder: Path, console: Console) -> ShardIndex:
-    """Of shards of other tools. What an earlier start has read of a shard is cached, and read again if it has
-    changed."""
+    """Of shards of other tools; of a shard that has not changed, as an earlier start has read it."""
     there = files.find(is_deep=place.names is None) if place.names is None or not files.is_remote else []
     if UNFINISHED in there:
         raise ShardError(f"{place.root}: the shards there are not finished (no {INDEX_NAME} yet); start shard again")
@@ -169,26 +146,22 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
     with console.bar("Indexing the shards once:", len(names), keep=False) as bar:
         for name, (size, version) in zip(names, files.sizes_and_versions(names), strict=True):
             cache = folder / f"index-{short_digest(f'{root}/{name}')}.json"
-            try:
-                known = read_cache(cache)
-                index = shard_index.index_from_json(str(known.get("index")))
-                if known.get("version") != [size, version]:
-                    raise ShardError(CHANGED)
-            except ShardError:
-                index = _index_one(name, size or 0, files)
+            known = read_cache(cache)
+            index = None
+            if known.get("version") == [size, version]:
+                with contextlib.suppress(ShardError):
+                    index = shard_index.index_from_json(str(known.get("index")))
+            if index is None:
+                try:
+                    shard, unpaired = files.read_through(name, partial(index_shard, name, size or 0))
+                except ShardError as error:
+                    raise _naming(files.place(name), error) from None
+                index = ShardIndex((shard,), unpaired=tuple(unpaired))
                 write_cache(cache, {"version": [size, version], "index": shard_index.index_to_json(index)})
             indices.append(index)
             bar.tick()
     shards = tuple(shard for index in indices for shard in index.shards)
     return ShardIndex(shards, unpaired=tuple(key for index in indices for key in index.unpaired))
-
-
-def _index_one(name: str, num_bytes: int, files: Files) -> ShardIndex:
-    try:
-        shard, unpaired = files.read_through(name, partial(index_shard, name, num_bytes))
-    except ShardError as error:
-        raise _naming(files.place(name), error) from None
-    return ShardIndex((shard,), unpaired=tuple(unpaired))
 
 
 def find_in_shards(config: Config, console: Console | None = None, listing: Listing | None = None) -> FoundPairs | None:
@@ -209,9 +182,6 @@ def find_in_shards(config: Config, console: Console | None = None, listing: List
         raise DataError(f"data_dir: no sample with an image and a mask in the {num_shards} of {root}{there}; {fix}")
     used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
     notices, problems = [], []
-    if not store.is_remote and (others := list_files(Path(root), listing=listing)):
-        files = counted(len(others), "image file")
-        notices.append(f"{files} beside the shards in {root} left out, such as {others[0]}")
     what = "without one image and one mask"
     if index.unpaired and config.unpaired == "skip":
         notices.append(f"{counted(len(index.unpaired), 'sample')} {what} left out (unpaired: skip)")
@@ -244,13 +214,12 @@ ScannedPair = tuple[Pair, ImageFacts | None, MaskFacts | None]
 
 
 def refuse_other_files(files: Files) -> None:
-    """Raises DataError if shards are there: nothing is overwritten but what an earlier start of this command left
-    unfinished."""
+    """Raises DataError if shards are there that are not what an earlier start of this command left unfinished."""
     names = files.find(is_deep=False)
-    shards = [name for name in names if name.endswith(".tar") or name == INDEX_NAME]
-    if INDEX_NAME in names or (shards and UNFINISHED not in names):
-        there = f"there are shards in {files.root} ({shards[0]})"
-        raise DataError(f"--out: {there}; name another place, or delete them first")
+    there = [name for name in names if name == INDEX_NAME or (name.endswith(".tar") and UNFINISHED not in names)]
+    if there:
+        fix = "name another place, or delete them first"
+        raise DataError(f"--out: there are shards in {files.root} ({there[0]}); {fix}")
 
 
 def write_shards(
@@ -263,20 +232,21 @@ def write_shards(
 ) -> ShardIndex:
     """Writes all pairs, in their order; `tick` is called after each. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
-    shards, num_bytes = _divide(pairs, stem, shard_bytes)
+    num_bytes = sum((file_stamp(file) or [0])[0] for pair, *_ in pairs for file in (pair.image, pair.mask))
     if not files.is_remote and num_bytes > (free := free_disk(Path(files.root))):
-        needed = f"{files.root} needs {num_bytes / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free there"
+        needed = f"{files.root} needs {describe_size(num_bytes)}, and {describe_size(free)} are free there"
         raise DataError(f"--out: {needed}")
-    files.write(UNFINISHED, b"These shards are being written; shards.json comes last.\n")
+    with files.writing(UNFINISHED) as file:
+        file.write(b"These shards are being written; shards.json comes last.\n")
     # What an earlier start left: its shards may be more than those that are written now.
-    own = re.compile(rf"({re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar)|{INDEX_NAME}")
-    for other in files.find(is_deep=False):
-        draft = DRAFT.fullmatch(other)
-        if own.fullmatch(draft["name"] if draft else other):
-            files.delete(other)
-    written = tuple(_write_shard(shard, members, files, tick) for shard, members in shards.items())
+    own = re.compile(rf"\.?{re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar(\..+\.tmp)?")
+    for other in filter(own.fullmatch, files.find(is_deep=False)):
+        files.delete(other)
+    shards = _divide(pairs, stem, shard_bytes).items()
+    written = tuple(_write_shard(shard, members, files, tick) for shard, members in shards)
     index = ShardIndex(written, found.class_names, found.num_classes, class_file=found.class_file)
-    files.write(INDEX_NAME, shard_index.index_to_json(index).encode("utf-8", "surrogateescape"))
+    with files.writing(INDEX_NAME) as file:
+        file.write(shard_index.index_to_json(index).encode("utf-8", "surrogateescape"))
     files.delete(UNFINISHED)
     return index
 
@@ -284,12 +254,11 @@ def write_shards(
 Members = list[tuple[ScannedPair, str]]  # of a shard: the pairs and their keys
 
 
-def _divide(pairs: Sequence[ScannedPair], stem: str, shard_bytes: int) -> tuple[dict[str, Members], int]:
-    """The pairs of each shard, by its name, a shard of one part of the data; and the bytes of all, about. WebDataset's
-    keys are the pairs' names with no dot, since a key ends at the first, and each once."""
+def _divide(pairs: Sequence[ScannedPair], stem: str, shard_bytes: int) -> dict[str, Members]:
+    """The pairs of each shard, by its name. WebDataset's keys are the pairs' names without dots, each once."""
     by_part: dict[str, list[Members]] = {}
     room: dict[str, int] = {}  # in the last shard of each part
-    keys, num_bytes = set[str](), 0
+    keys = set[str]()
     for scanned in pairs:
         pair, part = scanned[0], scanned[0].part or ""
         # Of both files with header and padding; one that is gone has no bytes, which reading it reports.
@@ -302,13 +271,11 @@ def _divide(pairs: Sequence[ScannedPair], stem: str, shard_bytes: int) -> tuple[
         keys.add(key := next(name for name in names if name not in keys))
         by_part[part][-1].append((scanned, key))
         room[part] -= size
-        num_bytes += size
-    shards = {
+    return {
         f"{'-'.join(filter(None, (stem, part)))}-{number:06d}.tar": members
         for part, of_part in by_part.items()
         for number, members in enumerate(of_part)
     }
-    return shards, num_bytes
 
 
 def _write_shard(name: str, members: Members, files: Files, tick: Callable[[], object]) -> Shard:

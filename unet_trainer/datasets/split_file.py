@@ -1,8 +1,5 @@
-"""A split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run.
-
-That of a run has the names of the pairs and digests of their content besides, and the boxes of blocks. Names that are
-not UTF-8 are written there as the bytes that they are, and read back.
-"""
+"""A split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run,
+which has the names of the pairs, digests of their content and the boxes of blocks besides."""
 
 import contextlib
 import csv
@@ -21,13 +18,12 @@ from unet_trainer.datasets.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, 
 from unet_trainer.datasets.splits import UNUSED, Split
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.system import input_files
-from unet_trainer.system.console import UNDECODED, counted, csv_line
+from unet_trainer.system.console import counted, csv_line
 
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
 BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
 MAX_BYTES = 2**30
 MAX_TABLES, MAX_HEADER = 100, 2**14  # files that are looked at for a table that is not read; bytes of a header
-NOT_UTF8 = "The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8"
 
 Row = dict[str, str]  # column → cell
 
@@ -37,9 +33,7 @@ def read_split_csv(
 ) -> FoundPairs:
     """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem.
 
-    `now`: pairs that are there. Rows of the same name stand for those whose files were made from others, wherever they
-    lie now. The `converter` cuts the blocks out of their images.
-    """
+    `now`: pairs that are there; rows of the same name stand for those whose files were made from others."""
     rows, there = _read_rows(path), (*now.pairs, *now.test) if now else ()
     made = {pair.name: pair for pair in there if pair.box is None and (pair.image_origin or pair.mask_origin)}
     stored = {file: file for pair in there for file in (pair.image, pair.mask)}  # of shards, those that can be read
@@ -72,10 +66,8 @@ def read_split_csv(
     problems = [*(f"no folder {folder} ({counted(count, 'row')})" for folder, count in gone.items()), *problems]
     if problems:
         more = [f"… and {len(problems) - NUM_NAMED} more"] if len(problems) > NUM_NAMED else []
-        if not pairs and data_dir.is_dir() and any("no f" in problem for problem in problems):
-            more.append("No row has its files: paths are as seen from data_dir, such as images/a.png")
-        if any(UNDECODED.search(cell) for _, row in rows for cell in row.values()):
-            more.append(NOT_UTF8)
+        if not pairs and not gone:
+            more.append("Paths are as seen from data_dir, such as images/a.png, in UTF-8")
         raise DataError("\n  ".join([f"split_file: {path}:", *problems[:NUM_NAMED], *more]))
     if not pairs:
         raise DataError(f"split_file: {path} has no row of train or val")
@@ -112,8 +104,7 @@ def _read_pair(row: Row, data_dir: Path, made: Mapping[str, Pair], stored: Mappi
 
 
 def _find_file(data_dir: Path, cell: str) -> Path:
-    """The file that a cell names: as it stands there, without spaces around it, in another form of Unicode, or as on
-    Windows."""
+    """The file that a cell names: as it stands there, without spaces, in another form of Unicode, or as on Windows."""
     forms = [unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")]
     spellings = (cell, cell.strip(), *forms, *(text.replace("\\", "/") for text in forms))
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
@@ -126,8 +117,7 @@ def _missing_folder(file: Path, data_dir: Path) -> Path | None:
 
 
 def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:
-    """Of the rows of a part, the images as absolute paths, whether they are there or not; and digests of the pairs,
-    where the table has them: the same files in another place have the same. Raises DataError."""
+    """Of the rows of a part, the images as absolute paths, and digests of the pairs, where the table has them."""
     rows = [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
     contents = {content for row in rows if (content := row.get("content", "").strip())}
     return [resolved(_find_file(data_dir, row["image"])) for row in rows], contents
@@ -138,15 +128,13 @@ def _read_rows(path: Path) -> list[tuple[int, Row]]:
     header, rows = read_table(path, f"split_file: {path}")
     if not {"image", "mask"} <= {*header} <= {*COLUMNS, BOX} or len({*header}) < len(header):
         columns = first_few((f"{cell:.60}" for cell in header), 10) or "none"
-        encoding = f". {NOT_UTF8}" if UNDECODED.search("".join(header)) else ""
         need = "need image and mask, and optionally split and group"
-        raise DataError(f"split_file: {path} has the columns {columns}; {need}{encoding}")
+        raise DataError(f"split_file: {path} has the columns {columns}; {need}, in UTF-8")
     return rows
 
 
 def read_table(path: Path, name: str, errors: str = "surrogateescape") -> tuple[list[str], list[tuple[int, Row]]]:
-    """The header of a CSV file, in lower case, and line number and cells of each row that is not empty. `errors`: as of
-    str.decode. Raises DataError."""
+    """The header of a CSV file, in lower case, and line number and cells of each row with text. Raises DataError."""
     limit = csv.field_size_limit(MAX_BYTES)
     try:
         text = input_files.read_text(path, MAX_BYTES, "utf-8-sig", errors)
@@ -187,7 +175,7 @@ def _separator(text: str) -> str:
 
 
 def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
-    """What to set to use the CSV files with columns of images and masks, a line where there are some."""
+    """What to set to use the CSV files with columns of images and masks, a line if there are some."""
     files = walk(data_dir, listing=listing, endings=(".csv", ".tsv"))
     tables, others = [], set[str]()
     for file in islice(files, MAX_TABLES):

@@ -1,16 +1,12 @@
-"""Which pairs train and which validate: seeded and stratified by class. Pairs of a group, and identical images, stay
-together.
-
-Or contiguous blocks of a sequence, for images that are like their neighbours; or blocks of pixels, for an image that is
-alone. Opens no file.
-"""
+"""Which pairs train and which validate: seeded and stratified by class, groups and identical images together; or
+contiguous blocks of a sequence; or blocks of pixels, for an image that is alone. Opens no file."""
 
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -18,7 +14,7 @@ import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.listing import resolved
-from unet_trainer.datasets.pairs import Box, FoundPairs, Pair, Part, Question, composed, first_few
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Question, composed, first_few
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
@@ -32,7 +28,6 @@ NUM_ARRANGEMENTS = 64  # of blocks that are tried
 NUM_IMAGE_BLOCKS, MIN_IMAGE_BLOCKS = 20, 4  # that one image is cut into, unless their sides would be
 IMAGE_BLOCK_SIDES = 256, 1024  # shorter or longer than this, about
 OF_ONE_IMAGE = "train and val are parts of one image: on other images the model is likely worse than val_iou"
-MAX_PIXEL = 10**9  # row or column that no image has
 IMAGE_GAP = 8  # between blocks of train and val: the shorter side of a block divided by this
 NUMBER = re.compile(r"(\d+)")
 MIN_RUN = 3  # images in a row that make a sequence
@@ -68,8 +63,8 @@ def build_split(
     digests: Sequence[str],
     near_duplicates: Sequence[tuple[int, int]] = (),
 ) -> Split:
-    """Splits the pairs; images with the same digest are identical. Near-duplicates, two indices each, stay together
-    unless that leaves too little choice. Raises DataError."""
+    """Splits the pairs. Images with the same digest, and near-duplicates (two indices each) unless that leaves too
+    little choice, stay together. Raises DataError."""
     if found.is_divided:
         for key, is_set in (("num_folds", config.num_folds is not None), ("split: blocks", config.split == "blocks")):
             if is_set:
@@ -118,17 +113,12 @@ def _split_as_divided(found: FoundPairs, digests: Sequence[str]) -> Split:
 def _find_overlaps(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Pair]]:
     """Pairs that share pixels of one image: two boxes, or a box and the whole."""
     by_image: dict[Path, list[Pair]] = defaultdict(list)
-    boxed = {resolved(pair.box.image) for pair in pairs if pair.box is not None}
-    for pair in pairs if boxed else ():
-        if (image := resolved(pair.user_files[0])) in boxed:
-            by_image[image].append(pair)
-    for its in by_image.values():
-        above: list[tuple[Box, Pair]] = []  # those that reach down to where the next begins
-        boxes = [(pair.box or Box(*pair.user_files, -1, -1, MAX_PIXEL, MAX_PIXEL), pair) for pair in its]
-        for box, pair in sorted(boxes, key=lambda item: item[0].top):
-            above = [item for item in above if item[0].bottom > box.top]
-            yield from ((other, pair) for other_box, other in above if other_box.overlaps(box))
-            above.append((box, pair))
+    for pair in pairs if any(pair.box for pair in pairs) else ():
+        by_image[resolved(pair.user_files[0])].append(pair)
+    for one, other in chain.from_iterable(combinations(its, 2) for its in by_image.values()):
+        boxes = [pair.box for pair in (one, other) if pair.box is not None]
+        if len(boxes) == 1 or (len(boxes) == 2 and boxes[0].overlaps(boxes[1])):
+            yield one, other
 
 
 # At random
@@ -170,8 +160,7 @@ def _split_at_random(
 def _group_pairs(
     pairs: Sequence[Pair], digests: Sequence[str], near_duplicates: Sequence[tuple[int, int]] = ()
 ) -> list[list[int]]:
-    """Indices of pairs that share a group, an image, near-duplicates or pixels, directly or through other pairs
-    (union-find)."""
+    """Indices of pairs that share a group, an image, near-duplicates or pixels, also through others (union-find)."""
     parents = list(range(len(pairs)))
 
     def find_root(index: int) -> int:
@@ -196,12 +185,10 @@ def _group_pairs(
 
 
 def assign(units: Sequence[Sequence[int]], labels: Labels, sizes: Sequence[int], seed: int) -> list[int]:
-    """The side of each unit, so that every side gets about its size and its share of each class. A unit: indices of
-    pairs that stay together.
+    """The side of each unit (indices of pairs that stay together), so that sides get their size and class shares.
 
     Iterative stratification (Sechidis et al., 2011), with units of several pairs: class by class, the rarest first,
-    each unit goes to the side that lacks most of that class. The same units and seed give the same sides on every
-    machine."""
+    each unit goes to the side that lacks most of that class."""
     free = [float(size) for size in sizes]  # pairs that each side still lacks
     holding = [Counter(label for index in unit for label in labels[index]) for unit in units]  # pairs of each class
     counts: Counter[int] = sum(holding, Counter())
@@ -239,8 +226,7 @@ def _describe_identical(pairs: Sequence[Pair], digests: Sequence[str]) -> tuple[
 
 
 def _split_into_blocks(config: Config, found: FoundPairs, labels: Labels, digests: Sequence[str]) -> Split:
-    """Contiguous blocks in the order of the names validate; their neighbours on both sides neither train nor
-    validate."""
+    """Contiguous blocks in the order of the names validate; their neighbours neither train nor validate."""
     num_pairs, num_folds, fold = len(found.pairs), config.num_folds, config.fold
     if any(pair.group for pair in found.pairs):
         what = "split: blocks divides a sequence, and the pairs have groups that stay together"
@@ -277,8 +263,7 @@ def _split_into_blocks(config: Config, found: FoundPairs, labels: Labels, digest
 
 
 def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[tuple[int, int]]:
-    """Start and end of the blocks that validate: one in each of several equal stretches, at places where their classes
-    are most like those of all images."""
+    """Start and end of the blocks that validate: one in each of several stretches, where classes are most like all."""
     num_blocks = max(1, min(MAX_BLOCKS, num_val // MIN_BLOCK))
     stretches = list(pairwise(len(labels) * index // num_blocks for index in range(num_blocks + 1)))
     wanted = [num_val // num_blocks + (index < num_val % num_blocks) for index in range(num_blocks)]
@@ -302,8 +287,7 @@ class Place(NamedTuple):
 
 
 def places_of(names: Sequence[str]) -> list[Place]:
-    """The sequence and number of each name. Of several numbers in a name, the one that forms the longest runs
-    counts."""
+    """The sequence and number of each name; of several numbers, the one that forms the longest runs counts."""
     pieces = [NUMBER.split(PurePosixPath(name).name) for name in names]  # numbers at odd places
     by_template: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, its in enumerate(pieces):
@@ -323,8 +307,7 @@ def places_of(names: Sequence[str]) -> list[Place]:
 
 
 def _counter_position(numbers: Sequence[Sequence[str]]) -> int | None:
-    """Which of the numbers counts: with the others fixed, it has runs of MIN_RUN or more; the last one if several are
-    alike."""
+    """Which of the numbers counts: with the others fixed, it has runs of MIN_RUN or more; of several the last."""
 
     def num_in_runs(candidate: int) -> int:
         runs = Counter(tuple(map(int, (*found[:candidate], *found[candidate + 1 :]))) for found in numbers)
@@ -334,8 +317,7 @@ def _counter_position(numbers: Sequence[Sequence[str]]) -> int | None:
 
 
 def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path) -> tuple[Pair, ...]:
-    """The pairs with their groups: what the pattern matches in the path inside data_dir, or its first bracket if it has
-    one. Raises DataError."""
+    """The pairs with their groups: the pattern's match in the path, or its first bracket. Raises DataError."""
     compiled = re.compile(composed(pattern))
     paths = [pair.path_in(data_dir) for pair in pairs]
     matches = [compiled.search(path) for path in paths]
@@ -353,12 +335,10 @@ def choose_image_blocks(
     ids: Pixels, val_fraction: float, seed: int
 ) -> tuple[dict[Part, list[Sides]], tuple[int, int], int] | None:
     """Divides an image by the class ids of its mask; None if it is too small. Top, left, bottom and right of the blocks
-    that train and that validate, the height and width of most of them, and the pixels that lie at least between one of
-    train and one of val.
+    that train and that validate, the height and width of most of them, and the gap between train and val.
 
-    Blocks are the cells of a grid. Those that train are cut back by the gap where they meet one that validates. Of
-    several choices, the one with fewest classes that one side lacks, and then with shares of the classes in val most
-    like those of the image. Cells with ignored pixels only are left out.
+    Blocks are cells of a grid; those that train are cut back by the gap where they meet one that validates. Of several
+    choices, the one with fewest classes that a side lacks, and then with shares of classes most like the image's.
     """
     side = min(max(math.sqrt(ids.size / NUM_IMAGE_BLOCKS), IMAGE_BLOCK_SIDES[0]), IMAGE_BLOCK_SIDES[1])
     numbers = [max(1, round(length / side)) for length in ids.shape]
@@ -402,8 +382,8 @@ def choose_image_blocks(
 
 
 def _cut_sides(is_val: Pixels) -> Pixels:
-    """4,rows,columns: whether a cell that trains is cut back at its top, bottom, left and right. Of one that touches a
-    cell of val with a corner alone, the top or the bottom is."""
+    """4,rows,columns: whether a cell that trains is cut back at its top, bottom, left and right; at a corner of one of
+    val, at its top or bottom."""
     around = np.pad(is_val, 1)
     above, here, below = around[:-2], around[1:-1], around[2:]
     left, right = here[:, :-2], here[:, 2:]

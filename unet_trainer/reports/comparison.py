@@ -1,7 +1,4 @@
-"""How certain the scores of runs are, and several runs beside each other: `compare` and its page.
-
-Intervals follow from the counts of the validation images. Imports no torch.
-"""
+"""How certain the scores of runs are, and several runs beside each other. Imports no torch."""
 
 import math
 from collections.abc import Sequence
@@ -61,10 +58,7 @@ def paired_difference(this: Sequence[ImageScore], other: Sequence[ImageScore]) -
 
 
 def same_images(this: Sequence[ImageScore], other: Sequence[ImageScore]) -> bool:
-    """Whether two runs validated on the same files with the same classes, and counted the same pixels of them.
-
-    Files of one name in two folders with other masks have other counts in the truth.
-    """
+    """Whether two runs validated on the same files with the same classes, and counted the same pixels of them."""
 
     def facts(scores: Sequence[ImageScore]) -> dict[tuple[str, str], list[tuple[str, int]]]:
         return {
@@ -130,8 +124,7 @@ def compare_runs(summaries: Sequence[RunSummary]) -> Comparison:
 
 
 def _different_settings(summaries: Sequence[RunSummary]) -> list[tuple[str, list[str]]]:
-    """Settings that two runs have with different values, in the order of the first run's. One that a run does not have,
-    of an earlier version, is no difference."""
+    """Settings that two runs have with different values, in the order of the first run's."""
     found = []
     for name in dict.fromkeys(name for summary in summaries for name in summary.settings if name not in NOT_COMPARED):
         values = [value_text(summary.value(name)) if name in summary.settings else None for summary in summaries]

@@ -1,10 +1,6 @@
-"""Pictures of validation images for a report: what the model of best.pt makes of the worst, the middle and the best of
-them.
+"""Pictures of validation images for a report: what the model of best.pt makes of the worst, the middle and the best.
 
-The image is one compressed picture; truth, prediction and errors are transparent layers above it, lossless and small.
-All of it
-is bounded: images, seconds, pixels of an image, bytes.
-"""
+The image is one compressed picture; truth, prediction and errors are lossless layers above it. All is bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 import cv2
 import numpy as np
 
-from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.drawing import ERROR_COLOURS, IGNORED_COLOUR, error_kinds, to_display
 from unet_trainer.images.file_bytes import DataError
@@ -73,8 +68,7 @@ class Gallery:
 
 
 def choose_images(scores: Sequence[ImageScore]) -> list[tuple[ImageScore, Group]]:
-    """Of scores from the worst on; each image once. In the order in which they are made: the groups take turns, so that
-    a part has something of each. Images without an IoU, in which no class occurs, are not chosen."""
+    """Of scores from the worst on; the groups take turns, so that a part has something of each."""
     scored = [score for score in scores if score.iou is not None]
     third = -(-len(scored) // 3)
     num_worst, num_best = min(third, NUM_OF_GROUP["worst"]), min(third, NUM_OF_GROUP["best"], len(scored) - third)
@@ -98,8 +92,7 @@ def make_gallery(
     console: Console | None = None,
     model: CustomModel | None = None,
 ) -> Gallery:
-    """Predicts and draws. What is missing (data, best.pt, a file), and any error of predicting, is a note: the report
-    is written all the same."""
+    """Predicts and draws. What is missing, and any error of predicting, is a note."""
     file = summary.folder / BEST
     if not (file.is_file() and summary.image_scores):
         return Gallery(note=f"There are no pictures: the run has no {BEST}, or no scores of its images.")
@@ -111,12 +104,8 @@ def make_gallery(
         pairs, predictor = find_validation_pairs(file, data_dir), Predictor(load_engine(file, device, model=model))
         base = Path(str(summary.value("data_dir", ""))) if data_dir is None else data_dir
         return draw_gallery(summary.image_scores, pairs, base, predictor, max_seconds, console)
-    except UserError as error:
+    except Exception as error:  # the data, memory, a driver, a damaged file: more than can be listed
         return Gallery(note=f"There are no pictures: {first_line(error)}.")
-    except Exception as error:  # memory, a driver, a damaged file: more than can be listed
-        return Gallery(
-            note=f"There are no pictures: predicting them failed ({type(error).__name__}: {str(error)[:300]})."
-        )
 
 
 def draw_gallery(
@@ -149,8 +138,7 @@ def draw_gallery(
 def draw_picture(
     predictor: Predictor, pair: Pair, score: ImageScore, group: Group, max_bytes: int, deadline: float = math.inf
 ) -> Picture:
-    """Raises DataError for a file that cannot be read or is too large, for one that the model does not take, and where
-    time has run out."""
+    """Raises DataError for a file that cannot be read, is too large or of another kind, and where time has run out."""
     from unet_trainer.inference.predictor import TiledLogits, all_ids
 
     def stop_in_time(num_tiles: int = 0) -> None:
@@ -193,8 +181,7 @@ def encode_webp(pixels: Pixels, quality: int) -> bytes:
 
 
 def class_layer(ids: Pixels, colours: Sequence[Colour]) -> Pixels:
-    """H,W,4: every class but 0 in its colour. Tinted, hatched, and outlined with a line in its colour and one of black
-    or white within it, so that it is seen on an image of the same colour."""
+    """H,W,4: every class but 0 in its colour, hatched, outlined with a line in its colour and one of black or white."""
     of_ids = np.zeros((256, 4), np.uint8)
     of_ids[: len(colours), :3], of_ids[1:, 3] = colours, FILL
     of_ids[IGNORED, :3] = IGNORED_COLOUR

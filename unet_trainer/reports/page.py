@@ -1,9 +1,5 @@
-"""Pages from Jinja2 templates: each is one file with its style and script in it, and its policy forbids everything
-else. And the data of the charts that page.js draws, each with its words and its numbers in a table. Imports no torch.
-
-Class names, paths, notices and names of files come from users and their data. Templates escape every value; no other
-code here makes markup.
-"""
+"""Pages from Jinja2 templates: each is one file, and its policy forbids all but its own style and script. And the data
+of the charts that page.js draws. Templates escape every value; no other code here makes markup. Imports no torch."""
 
 import base64
 import hashlib

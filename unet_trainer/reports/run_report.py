@@ -67,9 +67,8 @@ def write_report(
     is_running: bool = False,
     model: CustomModel | None = None,
 ) -> Path:
-    """Read the run, predict its pictures if they are wanted, and write the page: into the run's folder, or to the path
-    of --out. Raises OSError; errors of the pictures are on the page. The console shows how far the pictures are.
-    `is_running`: the run will write the page again, and it reloads itself. `model`: of a run with a custom one."""
+    """Read the run, predict its pictures if they are wanted, and write the page. Raises OSError; errors of the pictures
+    are on the page. `is_running`: it reloads itself. `model`: of a run with a custom one."""
     summary = read_run_summary(folder)
     gallery = NO_PICTURES
     if with_pictures:
@@ -137,8 +136,7 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, is_running: b
 
 
 def _doubts(run: RunSummary, low: float | None, baseline: Baseline | None) -> list[str]:
-    """What a reader must not overlook. Of a model of no use, the first says all that its run found. `low`: the least
-    that its IoU may be."""
+    """What a reader must not overlook. `low`: the least that the IoU may be."""
     found = ["\n".join(run.warnings)] if run.is_of_no_use else list(run.warnings)
     if baseline is not None and low is not None and low <= baseline.iou and not run.is_of_no_use:
         found.append(

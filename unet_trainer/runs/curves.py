@@ -1,5 +1,4 @@
-"""curves.png: how training went, from what the run's folder holds; and how often it and the report are drawn while a
-run goes on. Imports no torch."""
+"""curves.png: how training went; and how often it and the report are drawn while a run goes on. Imports no torch."""
 
 import io
 import itertools
@@ -90,8 +89,7 @@ def draw_curves(summary: RunSummary) -> bytes:
 
 
 def _plain(text: str) -> str:
-    """As matplotlib takes a name: a $ begins no formula, a _ hides no line, what the font lacks is replaced, long names
-    are cut."""
+    """As matplotlib takes a name: no formula, no hidden line, no letter that the font lacks, not too long."""
     from matplotlib.font_manager import findfont, get_font
 
     font = get_font(findfont("DejaVu Sans"))

@@ -48,8 +48,7 @@ def find_problems(
 ) -> list[Problem]:
     """All that makes the model of the best epoch useless, or less than it could be. Advice is given once.
 
-    `was_open`: whether a setting was left to auto. `untaught_ids`: class ids in no training mask. `largest_side`:
-    √(height × width) of the largest training image.
+    `untaught_ids`: class ids in no training mask. `largest_side`: √(height × width) of the largest training image.
     """
     names, present = id_names(config), [class_id for class_id, row in enumerate(confusion) if sum(row)]
     command = f"python train_unet.py check {_setting('data_dir', config.data_dir)}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import delete_drafts
+from unet_trainer.system.console import Console
 from unet_trainer.system.input_files import open_file
 from unet_trainer.system.launch import read_launch
 from unet_trainer.system.os_errors import cannot, with_advice
@@ -35,8 +36,7 @@ PROBE_BYTES = 1 << 16
 
 
 def resume_command(folder: Path, setting: str = "") -> str:
-    """What goes on with the run, and with a setting (key=value): a command as that which started this process, under
-    torchrun or not. A run with a custom loss or model is resumed from Python."""
+    """The command that goes on with the run, and with a setting (key=value); with a custom loss or model, in Python."""
     with contextlib.suppress(OSError), open_file(folder / CONFIG_YAML) as file:
         config = file.read(1 << 16)
         custom = [f"{name}=..." for name, pattern in CUSTOM.items() if re.search(pattern, config, re.MULTILINE)]
@@ -68,8 +68,7 @@ def written_at(folder: Path, files: Sequence[str] = RUN_FILES) -> float | None:
 
 
 def find_runs(checkpoint_dir: Path, files: Sequence[str] = RUN_FILES) -> list[Path]:
-    """The folders of runs that hold one of the files, the one whose files were written last first. Raises
-    CheckpointError where checkpoint_dir cannot be read."""
+    """The folders of runs that hold one of the files, newest first. Raises CheckpointError."""
     try:
         folders = [path for path in checkpoint_dir.iterdir() if not path.name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
@@ -88,8 +87,7 @@ def newest_run(checkpoint_dir: Path) -> Path:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is a state to resume from. A crash within a save may leave previous.pt alone.
-    Raises CheckpointError where that cannot be told."""
+    """Whether there is a state to resume from, after a crash previous.pt alone. Raises CheckpointError."""
     try:
         return any((folder / name).is_file() for name in STATES)
     except OSError as error:
@@ -108,11 +106,8 @@ def find_run(name: str, checkpoint_dir: Path) -> Path:
 
 
 def find_shown_run(name: str | None, checkpoint_dir: Path) -> Path:
-    """What there is to look at: the folder of a run, by its path, its name or a file in it. Without a name the run that
-    was saved last, as predict and --resume take it, or where none has saved anything the one that was written to last.
-
-    Raises UserError.
-    """
+    """The folder of a run to look at, by its path, its name or a file in it. Without a name the run that was saved
+    last, or where none has saved anything the one that was written to last. Raises UserError."""
     if name is None:
         found = [*find_runs(checkpoint_dir, STATES)[:1], *find_runs(checkpoint_dir)]
         if not found:
@@ -131,11 +126,13 @@ def _list_runs(checkpoint_dir: Path, files: Sequence[str] = RUN_FILES) -> str:
     return f"{checkpoint_dir} holds {', '.join(runs[:NUM_NAMED]) or 'no runs'}"
 
 
-def begun_later(found: Path, checkpoint_dir: Path) -> Path | None:
-    """A run that began after the last save of this one, and has saved nothing."""
+def note_later_run(found: Path, checkpoint_dir: Path) -> None:
+    """Name a run that began after the last save of this one and has saved nothing."""
     saved = written_at(found, STATES) or 0.0
     configs = [path for path in sorted(checkpoint_dir.glob(f"*/{CONFIG_YAML}")) if path.stat().st_mtime > saved]
-    return next((path.parent for path in configs if not has_checkpoint(path.parent)), None)
+    later = next((path.parent for path in configs if not has_checkpoint(path.parent)), None)
+    if later is not None:
+        Console().note(f"{later} was begun later, but has saved nothing yet")
 
 
 def find_resume_source(resume: str | None, run_name: str, checkpoint_dir: Path) -> Path | None:
@@ -149,8 +146,7 @@ def find_resume_source(resume: str | None, run_name: str, checkpoint_dir: Path) 
 
 
 def folder_of(source: Path) -> Path | None:
-    """The folder of the run that a resume source names; None for a file that lies elsewhere, in a folder that no run
-    wrote: a new run begins from it."""
+    """The folder of the run that a resume source names; None for a file elsewhere: a new run begins from it."""
     if source.is_dir():
         return source
     start = b""

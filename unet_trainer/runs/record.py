@@ -1,8 +1,5 @@
-"""run.json, in which a run records what it is and what happened: its writer, and its reader for all that shows runs.
-
-The file is replaced whole, with each save of the state. A reader takes all of it or, where it is damaged, nothing. What
-a run does not have is empty or None. Imports no torch.
-"""
+"""run.json, in which a run records what it is and what happened: its writer, and its reader. Replaced whole with each
+save of the state; a damaged one is not read. Imports no torch."""
 
 import contextlib
 import json
@@ -44,8 +41,8 @@ Plain = Annotated[Any, AfterValidator(check_plain)]
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One finished epoch. `row`: the columns of metrics.csv that are finite. `classes`: of each class that is reported,
-    by its name, iou, dice, precision and recall; None: undefined, because the class does not occur."""
+    """One finished epoch. `row`: the finite columns of metrics.csv. `classes`: of each class that is reported, by its
+    name, iou, dice, precision and recall; None: the class does not occur."""
 
     number: Annotated[Count, Field(ge=1)]
     row: dict[str, Number]
@@ -74,8 +71,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened: `kind` start, resumed, shrink, interrupted, killed, failed, finished, stopped early,
-    warning, note. `epoch`: epochs that were finished then; `batch`: batches of the next one."""
+    """`kind`: start, resumed, shrink, interrupted, killed, failed, finished, stopped early, warning, note. `epoch`:
+    epochs that were finished then; `batch`: batches of the next one."""
 
     kind: str
     time: AwareDatetime | None = None
@@ -91,7 +88,7 @@ class Trial:
     learning_rate: Number
     iou: Number
     steps: Count
-    is_chosen: Annotated[bool, Field(strict=True)]
+    is_chosen: bool
 
 
 class Machine(TypedDict, total=False):
@@ -208,7 +205,7 @@ def read_run_file(path: Path) -> RunFile:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))[:100]
-        raise ValueError(": ".join(filter(None, [place, first["msg"].removeprefix("Value error, ")]))) from None
+        raise ValueError(f"{place}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": ")) from None
 
 
 class RunRecord:
@@ -220,13 +217,18 @@ class RunRecord:
         self._lock = threading.RLock()
 
     def open(self, folder: Path, resumed_after: Mapping[str, int] | None = None, **about: Mapping[str, Any]) -> None:
-        """Begin the record in the run's folder or, of a run that is resumed after this epoch and batch, go on with the
-        one there. `about`: machine, data, model. Raises OSError."""
+        """Begin the record in the folder or go on with the one there. `about`: machine, data, model."""
         path, text, after = folder / RUN_JSON, "", {"epoch": 0, "batch": 0, **(resumed_after or {})}
         content = RunFile(**finite(about))
         if resumed_after is not None:
             try:
-                content = _continued(read_run_file(path), after["epoch"], finite(about))
+                before = read_run_file(path)
+                if before.events and before.last_end is None:
+                    last = (before.epochs or before.events)[-1].time
+                    what = "the process ended without a word"
+                    before.events.append(Event("killed", last, before.num_finished, what))
+                epochs = [record for record in before.epochs if record.number <= after["epoch"]]
+                content = RunFile(**{**vars(before), **finite(about), "epochs": epochs, "result": {}})
             except FileNotFoundError:
                 pass
             except ValueError as error:
@@ -238,8 +240,7 @@ class RunRecord:
             self._write()
 
     def add(self, kind: str, text: str = "", epoch: int | None = None, batch: int = 0) -> None:
-        """Add an event, which is written with the next save. `epoch`, `batch`: of a state that was restored; later
-        epochs are trained again."""
+        """Add an event, written with the next save. `epoch`, `batch`: of a restored state."""
         with self._lock:
             if epoch is not None:
                 self.content.epochs[:] = [record for record in self.content.epochs if record.number <= epoch]
@@ -260,8 +261,11 @@ class RunRecord:
         stages: Mapping[str, float],
     ) -> EpochRecord:
         """Add an epoch, which is written with the next save."""
-        numbers = {name: value for name, value in row.items() if name != "epoch"}
-        epoch = EpochRecord(int(row["epoch"]), _bounded(numbers), finite(classes), confusion, _bounded(stages), _now())
+        numbers, seconds = (
+            {name: value for name, value in its.items() if name != "epoch" and abs(value) < MAX_NUMBER}
+            for its in (row, stages)
+        )
+        epoch = EpochRecord(int(row["epoch"]), numbers, finite(classes), confusion, seconds, _now())
         with self._lock:
             epochs = self.content.epochs
             epochs.append(epoch)
@@ -289,26 +293,12 @@ class RunRecord:
                 write_bytes_atomically(self.path, text.encode("utf-8", "backslashreplace"))
 
 
-def _continued(before: RunFile, epoch: int, about: Mapping[str, Any]) -> RunFile:
-    """The record of a run that was resumed after an epoch. Raises ValueError if that is of other classes."""
-    events, epochs = list(before.events), [record for record in before.epochs if record.number <= epoch]
-    if events and before.last_end is None:
-        last = (before.epochs or events)[-1].time
-        events.append(Event("killed", last, before.num_finished, "the process ended without a word"))
-    return RunFile(**{**vars(before), **about, "events": events, "epochs": epochs, "result": {}})
-
-
 def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
 def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else vars(value)
-
-
-def _bounded(values: Mapping[str, float]) -> dict[str, float]:
-    """Those that a reader takes."""
-    return {name: value for name, value in values.items() if abs(value) < MAX_NUMBER}
 
 
 def finite(value: Any) -> Any:
@@ -428,23 +418,20 @@ class RunSummary(RunFile):
 
 
 def read_run_summary(folder: Path) -> RunSummary:
-    """All that the folder tells, whether the run goes on, was killed or lost files. Never raises: what is damaged is in
-    `problems`."""
-    content, problems, updated = RunFile(), list[str](), None
+    """All that the folder tells. Never raises: what is damaged is in `problems`."""
+    content, problems = RunFile(), list[str]()
     with noting(RUN_JSON, problems):
         content = read_run_file(folder / RUN_JSON)
     state: State = "damaged" if problems else content.last_end or "interrupted"  # without an end it was killed
     if is_locked(folder) and not (content.last_end and is_locked_here(folder)):  # the lock is released last
         state = "running"
-    with contextlib.suppress(OverflowError, ValueError, OSError):  # a time that no calendar has
-        updated = None if (time := written_at(folder)) is None else datetime.fromtimestamp(time, UTC)
+    updated = None if (time := written_at(folder)) is None else datetime.fromtimestamp(time, UTC)
     return RunSummary(**vars(content), folder=folder, state=state, updated=updated, problems=problems)
 
 
 @contextlib.contextmanager
 def noting(name: str, problems: list[str]) -> Iterator[None]:
-    """Around reading a file that need not be there: what is wrong with it is noted, and reading goes on after the
-    block."""
+    """Around reading a file that need not be there: what is wrong with it is noted."""
     try:
         yield
     except FileNotFoundError:

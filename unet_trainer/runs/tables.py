@@ -1,9 +1,5 @@
-"""The tables of a run: metrics.csv, a row for each epoch, and val_scores.csv, what the model of the best epoch makes of
-each validation image, the worst first. Imports no torch.
-
-Counts are kept beside the scores of an image: they add up, so that scores of the set, and intervals by drawing images,
-follow from them.
-"""
+"""metrics.csv, a row for each epoch, and val_scores.csv, what the model of the best epoch makes of each validation
+image. Pixels are kept beside scores: they add up, so that intervals follow from them. Imports no torch."""
 
 import csv
 import io
@@ -88,8 +84,7 @@ class ImageScore:
 
 
 def image_score(image: str, mask: str, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> ImageScore:
-    """`counts`: of every class id, the pixels in both, in truth, in prediction. `class_names`: of those that are
-    reported."""
+    """`counts`: of every class id, the pixels in both, in truth, in prediction. `class_names`: of those reported."""
     reported = counts[len(counts) - len(class_names) :]
     num_counted, num_right = sum(truth for _, truth, _ in counts), sum(hits for hits, _, _ in counts)
     classes = {name: ClassCounts(*one) for name, one in zip(class_names, reported, strict=True)}
@@ -127,20 +122,16 @@ def _cell(value: float | None) -> str:
 
 
 def read_val_scores(path: Path, class_names: Sequence[str] = ()) -> list[ImageScore]:
-    """The table as it was written, the worst first. Raises OSError, and ValueError for another table.
-
-    `class_names`: the name of the class where there is one only; with several the table has their names.
-    """
+    """The table as it was written. `class_names`: for a table of one class, which has no name there. Raises OSError,
+    and ValueError for another table."""
     try:
         table = csv.DictReader(io.StringIO(read_text(path, errors="surrogateescape"), newline=""))
         return [_read_row(row, class_names) for row in table]
-    except (csv.Error, LookupError, TypeError) as error:
+    except (csv.Error, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"no table of scores ({error})") from None
 
 
 def _read_row(row: dict[str, str], class_names: Sequence[str]) -> ImageScore:
-    if None in row:
-        raise ValueError("a row of more cells than there are columns")
     classes = {}
     for suffix in [column.removeprefix(COUNTS[0]) for column in row if column.startswith(COUNTS[0])]:
         name = suffix[1:] if suffix else class_names[0] if class_names else "foreground"
