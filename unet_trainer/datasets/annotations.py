@@ -6,7 +6,6 @@ A format that is not read is named for what it is, with what to do.
 
 import re
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.formats import coco, labelme, rle_table, yolo
 from unet_trainer.datasets.formats.objects import Annotations, File, Place, draw_masks
 from unet_trainer.datasets.formats.values import MAX_FILE_BYTES, NUM_LOOKED_AT, has_keys, inside
-from unet_trainer.datasets.listing import Listing, describe_results, list_files, walk
+from unet_trainer.datasets.listing import Listing, list_files, walk
 from unet_trainer.datasets.pairs import NUM_NAMED, FoundPairs
 from unet_trainer.datasets.split_file import read_header
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, describe_file
-from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 
@@ -68,20 +66,16 @@ def find_annotations(
     if not texts or not image_root.is_dir():
         return None
     images = list_files(image_root, listing=listing)
-    results, polygons = [path for path in images if is_result(path)], [path for path in texts if is_result(path)]
-    if len(polygons) < len(texts):  # else training is meant to use them
-        results += polygons
-    has_instances, left_out = any(path.name.startswith("instances_") for path in texts), {*results}
+    has_instances = any(path.name.startswith("instances_") for path in texts)
     skipped = (*(COCO_TASKS if has_instances else ()), "sample_submission")  # an example of an answer, of Kaggle
     contents: list[File] = []
     broken: list[str] = []
-    for path in (path for path in texts if path not in left_out and not path.name.startswith(skipped)):
+    for path in (path for path in texts if not path.name.startswith(skipped)):
         try:
             with inside(path):
                 contents.append((path, _read(path)))
         except DataError as error:
             broken.append(str(error))
-    images = [path for path in images if path not in left_out]
     place = Place(data_dir, image_root, images, contents, config.class_names or ())
     tools: dict[str, Annotations | DataError] = {}
     for name, find in FORMATS.items():
@@ -102,8 +96,7 @@ def find_annotations(
     for result in tools.values():
         if isinstance(result, DataError):
             raise result if images else DataError("\n  ".join([str(result), *describe_other_files(image_root)]))
-        drawn = draw_masks(place, result, Converter(data_dir, Path(config.checkpoint_dir), console))
-        return replace(drawn, notices=(*drawn.notices, describe_results(results))) if results else drawn
+        return draw_masks(place, result, Converter(data_dir, Path(config.checkpoint_dir), console))
     return None
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.datasets.name_matching import File, best_match, classes_by_ending
+from unet_trainer.datasets.name_matching import READERS, File, best_match, classes_by_ending
 from unet_trainer.datasets.pairs import Box, Pair, Part
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import MAX_BYTES, DataError, ReadError, file_stamp, naming, read_bytes
@@ -43,7 +43,6 @@ from unet_trainer.system.resources import count_cores
 FORMAT, INDEX = 1, "index.json"
 FEW = 8  # files for which another child process does not pay
 FOREGROUND = 255
-SAME_THING = 0.6  # classes that share more of their pixels are readings of one thing
 SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
 NUM_LOOKED_AT, MOST = 3, 0.9  # masks of each class, and the share of their pixels that have one of two values
 TIFF = (".tif", ".tiff")
@@ -175,12 +174,13 @@ def find_object_files(images: Sequence[File], masks: Sequence[File], is_in_seque
 
 def find_class_files(images: Sequence[File], masks: Sequence[File]) -> MaskParts | None:
     """The mask files of each image where each class has a folder of masks: masks/sea/a.png, masks/whale/a.png. Else
-    None. An image may lack the masks of some classes."""
+    None, also of folders that are named after readers. An image may lack the masks of some classes."""
     by_class: dict[str, list[File]] = defaultdict(list)
     for mask in masks:
         name, _, rest = mask.folder.partition("/")
         by_class[name].append(mask._replace(folder=rest))
-    if "" in by_class or any(image.folder.partition("/")[0] in by_class for image in images):
+    are_readers = any(map(READERS.search, by_class))
+    if "" in by_class or are_readers or any(image.folder.partition("/")[0] in by_class for image in images):
         return None
     by_image: MaskParts = defaultdict(list)
     for name, files in sorted(by_class.items()):
@@ -224,7 +224,6 @@ class Merged(NamedTuple):
     pairs: list[Pair]
     unreadable: list[str]
     has_background: bool  # some pixels belong to no class
-    are_alike: bool  # the classes mark the same pixels
 
 
 def merge_masks(
@@ -248,8 +247,7 @@ def merge_masks(
         holders = f"{sum(fact['overlap'] > 0 for fact in facts)} of {len(facts)} masks"
         wins = f"the later of {', '.join(classes)} wins (class_names sets another order)"
         notices.append(f"{total['overlap']} pixels in {holders} belong to several classes: {wins}")
-    are_alike = total["overlap"] > SAME_THING * total["foreground"]
-    return Merged(pairs, [mask.problem for mask in written if mask.problem], total["background"] > 0, are_alike)
+    return Merged(pairs, [mask.problem for mask in written if mask.problem], total["background"] > 0)
 
 
 def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[Pixels, dict[str, int]]:
@@ -269,7 +267,7 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
         overlap = overlap | ((merged > 0) & is_object)
         merged[is_object] = 1 + classes.index(name) if classes else FOREGROUND
     assert merged is not None  # there is a file
-    facts = {"overlap": overlap, "background": merged == 0, "foreground": merged > 0} if classes else {}
+    facts = {"overlap": overlap, "background": merged == 0} if classes else {}
     return merged, {name: int(np.count_nonzero(pixels)) for name, pixels in facts.items()}
 
 

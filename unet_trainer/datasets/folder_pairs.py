@@ -1,27 +1,24 @@
 """The pairs of a dataset, found in its folders: those of train, val and test, or of the lists that divide them.
 
-Files pair up by their names; only those that may be results of predict are opened. What leaves files unpaired, or could
-be meant in several ways, is described with the settings that decide it. Masks that are not one file for each image
-become such files."""
+Files pair up by their names. What leaves files unpaired, or could be meant in several ways, is described with the
+settings that decide it. Masks that are not one file for each image become such files."""
 
-import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, layouts, name_matching
 from unet_trainer.datasets import pairs as pairing
 from unet_trainer.datasets.layouts import Group, Layout
-from unet_trainer.datasets.listing import Listing, describe_results, walk
+from unet_trainer.datasets.listing import Listing
 from unet_trainer.datasets.name_matching import CHANNEL, PARTS, File, Match, Rule, best_match, split_by_endings
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import VOLUME_EXTENSIONS
-from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 
@@ -37,37 +34,9 @@ SplitLists = Mapping[str, Part | None]  # name of a listed image → its part; N
 def find_in_folders(
     config: Config, data_dir: Path, console: Console | None = None, listing: Listing | None = None
 ) -> FoundPairs:
-    """The pairs in the folders of data_dir; raises DataError where images and masks cannot be told apart.
-
-    Where files do not pair up, results of predict among them are left out: looking for those opens every file.
-    """
+    """The pairs in the folders of data_dir; raises DataError where images and masks cannot be told apart."""
     listing, converter = listing or Listing(), converted.Converter(data_dir, Path(config.checkpoint_dir), console)
-    layout = layouts.find_layout(data_dir, config, listing)
-    search = _Search(config, converter, listing, layout)
-    try:
-        found = search.find()
-        if search.is_complete or not (results := _find_results(layout, config.mask_suffix)):
-            return found
-    except DataError:
-        if not (results := _find_results(layout, config.mask_suffix)):
-            raise
-    layout = layouts.find_layout(data_dir, config, listing, without={*results})
-    return _Search(config, converter, listing, layout, [describe_results(results)]).find()
-
-
-def _find_results(layout: Layout, mask_suffix: str) -> list[Path]:
-    """Files that predict wrote among images, or beside masks that it did not write: training may be meant to use its
-    masks."""
-    found: list[File] = []
-    for images, masks in layout.parts.values():
-        results = [file for file in images.files if is_result(file.path)]
-        others = [file for file in images.files if file not in {*results}]
-        if images is not masks or layouts.holds_masks_too(others, mask_suffix):
-            found += results
-        if masks is not None and images is not masks:
-            of_masks = [file for file in masks.files if is_result(file.path)]
-            found += of_masks if len(of_masks) < len(masks.files) else []
-    return [file.path for file in found]
+    return _Search(config, converter, listing, layouts.find_layout(data_dir, config, listing)).find()
 
 
 @dataclass
@@ -102,7 +71,6 @@ class _Search:
     has_background: bool = False  # some pixels belong to none of them
     origins: dict[Path, str] = field(default_factory=dict)  # what messages call images made from several files
     lists: SplitLists | None = None
-    is_complete: bool = True  # every file has its partner
 
     def find(self) -> FoundPairs:
         """The pairs of all parts."""
@@ -113,10 +81,7 @@ class _Search:
         if "val" in layout.parts:
             parts.append(self._pair_part("val", train.match.rule))
         pairs = [pair for part in parts for pair in part.pairs]
-        if not division:
-            self._name_unread_lists(pairs)
         incomplete = [part for part in parts if not part.match.is_complete]
-        self.is_complete = not incomplete
         test = [pair for pair in pairs if pair.part == "test"]
         if self.lists is None and "test" in layout.parts:
             test = self._find_test(train.match.rule)
@@ -132,10 +97,7 @@ class _Search:
             problems += _describe_unpaired(incomplete, len(pairs))
         classes = (*(["background"] if self.has_background else []), *self.classes) if self.classes else None
         rule = f"{layout.phrase}, {train.rule}" + (f"; {division}" if division else "")
-        is_open = train.masks is not train.images and config.image_dir is None and config.mask_dir is None
-        folders = (train.images.value, train.masks.value) if is_open else None
-        notices = tuple(self.notices)
-        return FoundPairs(tuple(pairs), rule, tuple(problems), tuple(test), (), notices, classes, folders=folders)
+        return FoundPairs(tuple(pairs), rule, tuple(problems), tuple(test), (), tuple(self.notices), classes)
 
     def _find_test(self, rule: Rule) -> list[Pair]:
         """The pairs that neither train nor validate. What is wrong with them stops no training."""
@@ -148,9 +110,7 @@ class _Search:
             part = replace(self, notices=[])._pair_part("test", rule)
         except DataError as error:
             self.notices.append(f"{place}/ cannot be used by evaluate: {error}")
-            self.is_complete = False
             return []
-        self.is_complete &= part.match.is_complete
         self.notices += [f"{part.unpaired} in {place}/, left out"] if part.unpaired else []
         self.notices += [pairing.describe_problems(part.problems)] if part.problems else []
         return part.pairs
@@ -198,24 +158,6 @@ class _Search:
             problems.append(Problem("no_image", "name", what, missing, fix, pairing.SKIP.settings))
         return [*listed.values()]
 
-    def _name_unread_lists(self, pairs: Sequence[Pair]) -> None:
-        """Adds a notice of text files that are named after a part, and begin with the name of an image or are empty."""
-        names: set[str] = set()
-        unread: dict[Part, Path] = {}
-        for file in walk(self.converter.data_dir, listing=self.listing, endings=(".txt",)):
-            part = name_matching.part_in([file.stem])
-            if part is not None and part not in unread:
-                names = names or {name for pair in pairs for name in (pair.image.name, pair.image.stem)}
-                with contextlib.suppress(OSError), input_files.open_file(file) as content:
-                    words = content.read(2**12).decode("utf-8-sig", "replace").split()[:1]
-                    if not words or words[0].replace("\\", "/").rpartition("/")[2] in names:
-                        unread[part] = file
-        if unread:
-            first, *others = (unread[part] for part in get_args(Part) if part in unread)
-            files = " and ".join([str(first), *(file.name for file in others)])
-            fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
-            self.notices.append(f"{files} {'are' if others else 'is'} not read; {fix}")
-
     # The pairs of one part
 
     def _pair_part(self, part: Part, known: Rule | None = None) -> _Paired:
@@ -246,8 +188,12 @@ class _Search:
                 parts = converted.find_object_files(images, masks, image_group.is_in_sequences)
                 parts = converted.find_class_files(images, masks) if parts is None else parts
             parts = parts or converted.find_ending_files(images, masks)
-            if not parts and not is_one_folder:
-                _refuse_several_masks(mask_group.place, images, masks)
+            by_ending = {} if parts or is_one_folder else name_matching.masks_by_ending(images, masks)
+            endings = name_matching.common_endings(by_ending)
+            num_with_mask = len({image for its in by_ending.values() for image in its})
+            if "" not in endings and sum(len(by_ending[ending]) for ending in endings) > num_with_mask:
+                text = f"mask_suffix: {mask_group.place} holds {len(endings)} kinds of masks for the same images"
+                raise Question(text, *({"mask_suffix": ending} for ending in endings))
         if not parts or not self._merge_files(found, images, parts, part):
             self._take_plain(found, part)
             found.rule += channels
@@ -265,34 +211,21 @@ class _Search:
         place, wanted = found.masks.place, list(self.config.class_names or ())  # the first may be the background
         names = sorted({name for files in parts.values() for name, _ in files if name})
         found.match = Match(Rule(), [], [image for image in images if image not in parts], [])
-        as_classes: dict[str, Any] = {"num_classes": len(names) + 1, "class_names": ["background", *names]}
         wanted = next((order for order in (wanted, wanted[1:]) if names and sorted(order) == names), [])
-        is_sure = bool(self.classes or wanted)
-        if all(len(files) == 1 for files in parts.values()) and not (names and is_sure):
+        if all(len(files) == 1 for files in parts.values()) and not (names and (self.classes or wanted)):
             if len(names) > 1:
-                lines = "\n".join(f"  {line}" for line in pairing.setting_lines(as_classes))
+                settings = {"num_classes": len(names) + 1, "class_names": ["background", *names]}
+                lines = "\n".join(f"  {line}" for line in pairing.setting_lines(settings))
                 listing = f"{first_few((f'{name}/' for name in names), 10)}; if they are classes, set:\n{lines}"
                 self.notices.append(f"the folders in {place} are taken as parts of one set: {listing}")
             found.match.pairs.extend((image, image._replace(path=files[0][1])) for image, files in parts.items())
             return False
-        has_folders = all((place / name).is_dir() for name in names)
-        mask_dirs = {name: f"{path_in(self.converter.data_dir, place)}/{name}" for name in names}
-        all_files = [(image, *file) for image, files in parts.items() for file in files]
-        ends = {name: path.stem.removeprefix(image.path.stem) for image, name, path in all_files if name != path.stem}
-        if names and ends and not has_folders and not is_sure:
-            listing = ", ".join(f"{end} ({name})" for name, end in sorted(ends.items()))
-            what = f"masks in {place} are taken as those of classes by the endings of their names: {listing}"
-            self.notices.append(f"{what}; to train on one of them alone, set mask_suffix: {ends[min(ends)]}")
         self.classes = self.classes or wanted or names
         if unknown := sorted(set(names) - set(self.classes)):
             raise DataError(f"{place} holds classes that the training masks do not have: {first_few(unknown)}")
         merged = converted.merge_masks(self.converter, part, parts, self.classes if names else [], self.notices)
         self.has_background |= merged.has_background
-        if not is_sure and (merged.are_alike or (has_folders and any(map(name_matching.READERS.search, names)))):
-            key, values = ("mask_dir", mask_dirs) if has_folders else ("mask_suffix", ends)
-            text = f"{key}: {' and '.join(names)} in {place} look like readings of one thing"
-            raise Question(text, *({key: values[name]} for name in names if name in values), as_classes)
-        found.rule = f"a mask file for each object, {len(all_files)} files merged"
+        found.rule = f"a mask file for each object, {sum(map(len, parts.values()))} files merged"
         found.rule = f"a mask file for each class: {', '.join(self.classes)}" if names else found.rule
         pairs = [replace(pair, part=self._part_of(pair.name, part)) for pair in merged.pairs]
         found.pairs = sorted(pairs, key=lambda pair: pair.name)
@@ -301,8 +234,7 @@ class _Search:
         return True
 
     def _take_plain(self, found: _Paired, part: Part) -> None:
-        """Each mask is a file of its own, or a page of a stack. Those of predict, beside their images, only if
-        mask_suffix says so."""
+        """Each mask is a file of its own, or a page of a stack."""
         plain, stacks = list[Pair](), list[Pair]()
         for image, mask in found.match.pairs:
             name, origin = f"{image.folder}{image.stem}", self.origins.get(image.path, "") if self.origins else ""
@@ -316,12 +248,6 @@ class _Search:
             found.rule = f"paired like {first.image.stem} ↔ {first.mask.stem}"
         elif found.images is found.masks:
             found.rule = f"paired like {first.image.name} ↔ {first.mask.name}"
-        if found.match.is_complete and is_result(first.mask):
-            written = f"masks in {found.masks.place} were written by predict, such as {first.mask.name}"
-            if found.images is found.masks and not self.config.mask_suffix:
-                fix = f"delete them, or set mask_suffix={first.mask.suffix} to train on what a model saw"
-                raise DataError(f"{written}; {fix}")
-            self.notices.append(f"{written}: training learns from what a model saw")
         if stacks:
             pages = converted.split_into_pages(self.converter, part, sorted(stacks, key=lambda pair: pair.name))
             plain += [replace(page, part=self._part_of(page.name, part)) for page in pages]
@@ -400,17 +326,6 @@ def _describe_unpaired(parts: Sequence[_Paired], num_pairs: int) -> list[Problem
     return [problem for problem in problems if problem.lines]
 
 
-def _refuse_several_masks(place: Path, images: Sequence[File], masks: Sequence[File]) -> None:
-    """Raises Question where images have several masks, none of which has their name."""
-    by_ending = name_matching.masks_by_ending(images, masks)
-    endings = name_matching.common_endings(by_ending)
-    num_with_mask = len({image for its in by_ending.values() for image in its})
-    if "" not in endings and sum(len(by_ending[ending]) for ending in endings) > num_with_mask:
-        listing = ", ".join(f"{ending} ({len(by_ending[ending])})" for ending in endings)
-        text = f"mask_suffix: {place} holds {len(endings)} kinds of masks for the same images: {listing}"
-        raise Question(text, *({"mask_suffix": ending} for ending in endings))
-
-
 def _split_one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
     """Images and masks of one folder: by mask_suffix, or by the one mark (such as _mask) or extension of masks that
     leaves no file unpaired. Of a.jpg and a.png, the JPEG is the image."""
@@ -436,18 +351,9 @@ def _split_one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[
         return sides
     if len(complete or by_kind) == 1:
         return by_kind[next(iter(complete or by_kind))]
-    unclear = f"cannot tell images from masks in {group.place}"
-    if not by_kind:
-        text = f"{unclear}: no file is named like a mask (X_mask, X_label, gt_X, ...)"
-        raise _ask_for_suffix(f"{text}; set mask_suffix, {TO_OTHERS}", files, files)
-    listing = ", ".join(f"{kind} ({len(masks)} files)" for kind, (_, masks) in by_kind.items())
-    choices = [
-        {"mask_suffix": name[-len(kind) :]}
-        for kind, (_, masks) in by_kind.items()
-        for name in (masks[0].stem, masks[0].path.name)
-        if name.lower().endswith(kind)
-    ]
-    raise Question(f"{unclear}: several kinds of names could be masks: {listing}", *choices)
+    why = "several kinds of names could be masks" if by_kind else "no file is named like a mask (X_mask, gt_X, ...)"
+    text = f"cannot tell images from masks in {group.place}: {why}"
+    raise _ask_for_suffix(text, *split_by_endings(files), [kind for kind in by_kind if kind.startswith(".")])
 
 
 def _split_by_suffix(files: Sequence[File], folder: Path, mask_suffix: str) -> tuple[list[File], list[File]]:
@@ -460,16 +366,15 @@ def _split_by_suffix(files: Sequence[File], folder: Path, mask_suffix: str) -> t
             images.append(file)
     if not masks or not images:
         wrong = f"mask_suffix: {'every' if masks else 'no'} name in {folder} ends in {mask_suffix!r}"
-        raise _ask_for_suffix(wrong, files, files)
+        raise _ask_for_suffix(wrong, *split_by_endings(files))
     return images, masks
 
 
 def _refuse_same_names(images: Sequence[File], masks: Sequence[File]) -> None:
     """Raises Question where two images, or two masks, have the same name: a.png and a.bmp."""
     for files in (images, masks):
-        if len({file.name for file in files}) < len(files):
-            counts = Counter(file.name for file in files)
-            twice = [file for file in files if counts[file.name] > 1]
+        counts = Counter(file.name for file in files)
+        if twice := [file for file in files if counts[file.name] > 1]:
             text = f"images and masks do not pair up: {first_few(file.path for file in twice)} have the same name"
             extensions = sorted({_extension(file) for file in twice}) if files is masks else []
             if len(extensions) < 2:
@@ -482,10 +387,12 @@ def _extension(file: File) -> str:
     return {".jpeg": ".jpg", ".tiff": ".tif"}.get(extension, extension)
 
 
-def _ask_for_suffix(text: str, images: Sequence[File], masks: Sequence[File]) -> Question:
+def _ask_for_suffix(
+    text: str, images: Sequence[File], masks: Sequence[File], extensions: Sequence[str] = ()
+) -> Question:
     """Offers what follows the names of images in the most names of masks."""
-    endings = name_matching.common_endings(
-        name_matching.masks_by_ending(*(split_by_endings(masks) if images is masks else (images, masks)))
-    )
-    examples = first_few([mask.path.name for mask in masks])
-    return Question(f"{text}; there is {examples}", *({"mask_suffix": ending} for ending in endings if ending))
+    endings = name_matching.common_endings(name_matching.masks_by_ending(images, masks))
+    examples = first_few([mask.path.name for mask in (*images, *masks)])
+    choices = [{"mask_suffix": ending} for ending in (*filter(None, endings), *extensions)]
+    fix = "" if choices else f"; set mask_suffix, {TO_OTHERS}"
+    return Question(f"{text}; there is {examples}{fix}", *choices)

@@ -7,7 +7,7 @@ data_dir itself. If more than one folder is possible, none is chosen: the questi
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -76,12 +76,12 @@ class Role(NamedTuple):
 Groups = dict[Kind | None, list[Group]]
 
 
-def find_layout(data_dir: Path, config: Config, listing: Listing, without: Set[Path] = frozenset()) -> Layout:
+def find_layout(data_dir: Path, config: Config, listing: Listing) -> Layout:
     """The images and masks in data_dir; what image_dir or mask_dir names is not searched for. Raises DataError."""
     keys: tuple[tuple[Kind, str | None], ...] = (("image", config.image_dir), ("mask", config.mask_dir))
     explicit: dict[Kind, str] = {kind: value for kind, value in keys if value is not None}
     search, mask_suffix = _Search(data_dir, explicit, listing), config.mask_suffix
-    groups = _without_stray_sequences(search.group_files(without), search.root)
+    groups = _without_stray_sequences(search.group_files(), search.root)
     for kind in explicit:
         if not groups[kind]:
             raise search.refuse(kind)
@@ -91,7 +91,7 @@ def find_layout(data_dir: Path, config: Config, listing: Listing, without: Set[P
     if image and not mask and holds_masks_too(image.files, mask_suffix):
         mask = image
     if not image or not mask:
-        raise search.describe_missing(groups, image, mask)
+        raise search.describe_missing(image, mask)
     parts: dict[Part, tuple[Group, Group | None]] = {"train": (image, mask)}
     images, masks = path_in(data_dir, image.place), path_in(data_dir, mask.place)
     phrase = f"{images}/ + {masks}/" + (f" in {len(image.folders)} folders" if image.is_in_sequences else "")
@@ -183,7 +183,7 @@ class _Search:
         names = [name, *(inner.name for inner in self.listing.subfolders(link))]
         return is_explicit or is_only or any(any(folder_meaning(each)) for each in names)
 
-    def group_files(self, without: Set[Path]) -> Groups:
+    def group_files(self) -> Groups:
         groups: dict[tuple[Kind | None, Part | None, Path], Group] = {}
         for folder, names in self.folders:
             kind = next((kind for kind, place in self.places.items() if folder.is_relative_to(place)), None)
@@ -195,8 +195,8 @@ class _Search:
             new = Group(place, role.part, role.part_name, role.value)
             group = groups.setdefault((role.kind, role.part, place), new)
             group.folders[role.sequence] = base
-            files = name_files(folder, names, role.sequence + "".join(f"{name}/" for name in inner[role.depth :]))
-            group.files += [file for file in files if file.path not in without] if without else files
+            below = role.sequence + "".join(f"{name}/" for name in inner[role.depth :])
+            group.files += name_files(folder, names, below)
         found: Groups = {"image": [], "mask": [], None: []}
         for (kind, _, _), group in groups.items():
             found[kind] += [group] if group.files else []
@@ -236,14 +236,8 @@ class _Search:
         is_there = "no image file in" if place.is_dir() else "no folder"
         return Question(f"{KEYS[kind]}: {is_there} {place}; {self.contents(above)}", *choices[:MAX_PROPOSED])
 
-    def describe_missing(self, groups: Groups, image: Group | None, mask: Group | None) -> DataError:
-        """What was not found, with the keys to set; the folders of val or test, if there are such alone."""
-        for part in ("val", "test"):
-            found = [[group for group in groups[kind] if group.part == part] for kind in KEYS]
-            if all(found) and not found[0][0].is_in_sequences:
-                images, masks = (path_in(self.data_dir, its[0].place) for its in found)
-                text = f"data_dir: {self.data_dir} holds {images}/ but no train/"
-                return Question(text, {"image_dir": images, "mask_dir": masks})
+    def describe_missing(self, image: Group | None, mask: Group | None) -> DataError:
+        """What was not found, with the keys to set."""
         missing = {} if image else {"image_dir": "no folder of images (images, imgs, ...)"}
         missing |= {} if mask else {"mask_dir": "no folder of masks (masks, labels, ...)"}
         what, keys = " and ".join(missing.values()), " and ".join(missing)
