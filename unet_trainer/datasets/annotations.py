@@ -24,30 +24,23 @@ from unet_trainer.system.console import Console, counted
 
 # Name → what reads the annotations of a place, None if there are none of this format; raises DataError.
 FORMATS = {"COCO": coco.find, "LabelMe": labelme.find, "YOLO": yolo.find, "run lengths": rle_table.find}
-JSON = (".json", ".geojson")
-EXTENSIONS = frozenset([*JSON, ".xml", ".txt", ".csv", ".ndjson", ".jsonl"])
+EXTENSIONS = frozenset([".json", ".xml", ".txt", ".csv", ".jsonl"])
 # COCO's own files beside instances_
 COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stuff_")
 
 EXPORT = "export COCO, with polygons or masks"
-OTHER_TOOL = f"which is not read; {EXPORT}, or PNG masks"
-VGG = f"is a project of the VGG Image Annotator, {OTHER_TOOL} (Annotation, Export)"
 PAIRS = "set split_file to a CSV with the columns image and mask, or give the pairs from Python (train_data=)"
 HUGGING_FACE = f"is a table of Hugging Face, which is not read; {PAIRS}"
+OTHER_TOOL = f"which is not read; {EXPORT}, or PNG masks"
+VGG = f"is a project of the VGG Image Annotator, {OTHER_TOOL}"
 # What a JSON document is, and what to do → keys of it, or of the first one in a list or dict of it. The first counts.
 OTHER_JSON = {
     "is COCO panoptic, whose masks are in its PNG files; use instances, or convert these to class ids": "segments_info",
     f"is Supervisely's own JSON, {OTHER_TOOL}": "objects size|title shape",
     VGG: "_via_img_metadata|filename regions",
     "is COCO without categories (captions?), its classes are not known; use the instances file": "annotations images",
-    "is COCO results (predictions), without the images; use the annotation file": "image_id category_id",
     f"is Label Studio's own JSON, {OTHER_TOOL}": "data annotations|annotator annotation_id",
-    f"is Labelbox's own JSON, {OTHER_TOOL}": "data_row projects",
-    f"is Datumaro's own JSON, {OTHER_TOOL} (datum convert -f coco_instances)": "items categories",
-    "is GeoJSON; of QuPath, export its labelled images; of a map, burn it into masks (gdal_rasterize)": "type features",
-    "is Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them": "imgHeight imgWidth objects",
 }
-JSON_LINES = f"holds a JSON document in each line, as Labelbox exports, {OTHER_TOOL}"
 CVAT = f"is CVAT's XML, {OTHER_TOOL} (CVAT exports COCO 1.0 and VOC masks)"
 VOC = "is Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if any"
 
@@ -103,7 +96,7 @@ def find_annotations(
 def _read(path: Path) -> Any:
     """The document of JSON, the header of a table, or the start of XML."""
     suffix = path.suffix.lower()
-    if suffix in JSON:
+    if suffix == ".json":
         content = input_files.read_json(path, MAX_FILE_BYTES)
         if isinstance(content, dict):
             content.pop("imageData", None)  # LabelMe's picture, megabytes of text
@@ -119,15 +112,11 @@ def _describe(path: Path, content: Any, place: Place) -> str:
     suffix, what = path.suffix.lower(), ""
     if path.name in ("metadata.csv", "metadata.jsonl"):
         return HUGGING_FACE
-    if suffix in (".ndjson", ".jsonl"):
-        return JSON_LINES
-    if suffix == ".csv":
-        return VGG if "region_shape_attributes" in content else ""
-    if suffix in JSON:
+    if suffix == ".json":
         what = next((what for what, keys in OTHER_JSON.items() if has_keys(content, keys)), "")
     elif suffix == ".xml" and (root := re.search(r"<(annotations?)\b", content)):
         what = CVAT if root[1] == "annotations" else VOC
-    if not what and suffix != ".txt" and place.knows(path.stem):
+    if not what and suffix in (".json", ".xml") and place.knows(path.stem):
         what = f"has the name of an image, and is {suffix[1:].upper()} of no tool that is read"
         what = f"{what}; if it is the annotation, {EXPORT}; else add masks"
     return what

@@ -24,11 +24,9 @@ from unet_trainer.system.console import counted
 MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 UNCLAIMED, BELOW_ALL = 2**31 - 1, 2**30  # sizes of no object, and added to that of a crowd region
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
-# Remarks about an object.
-LEFT_OUT = "left out, without an area (a point, a line) or outside of the image"
-CROWD = "of a crowd (iscrowd) drawn as part of its class, below all others"
+# Counts of a drawn mask: objects and pixels.
+NO_AREA, CROWDS, SHARED = "no area", "crowds", "shared"
 
-Shape = tuple[Patch, str]  # the pixels of an object, and a remark or ""
 File = tuple[Path, Any]  # of annotations, and its content: JSON, the header of a CSV, or None
 
 
@@ -37,8 +35,9 @@ class Entry(NamedTuple):
 
     label: str
     name: str
-    draw: Callable[[int, int], Shape]  # raises DataError
+    draw: Callable[[int, int], Patch]  # raises DataError
     has_area: bool = True
+    is_crowd: bool = False  # of COCO: below all others
 
 
 class AnnotatedImage(NamedTuple):
@@ -94,8 +93,7 @@ class Place:
         for path in self._by_name.get(plain(last), ()):
             if not part or self.part_of(path) in (None, part):
                 nearness = plain(path.name) == plain(last), path.is_relative_to(near), path.parent == near
-                is_same = self.part_of(path) == part, path.name == last
-                ranks[self._num_shared(folders, path), *nearness, *is_same].append(path)
+                ranks[self._num_shared(folders, path), *nearness, path.name == last].append(path)
         best = ranks[max(ranks)] if ranks else []
         if len(best) > 1:
             paths = first_few(path_in(self.root, path) for path in best)
@@ -175,24 +173,26 @@ def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> 
     drawn = converter.write(annotations.tool.lower(), settings, conversions, "Drawing masks from annotations:")
     pairs: list[Pair] = []
     bad: dict[bool, list[str]] = {False: [], True: []}  # by whether it is of test, which stops no training
-    remarks: dict[str, list[tuple[str, int]]] = defaultdict(list)  # → names of images, and how many objects
     for name, image, mask in zip(names, images, drawn, strict=True):
         if mask.problem:
             bad[image.part == "test"].append(f"{image.where}: {mask.problem}")
         else:
             name = name.removesuffix(image.image.suffix)
             pairs.append(Pair(name, image.image, mask.path, image.part, mask_origin=image.where))
-        for remark, number in mask.facts.items():
-            remarks[remark].append((image.image.name, number))
     empty = (image.image.name for image in images if not image.entries)
     others = (path_in(place.root, path) for path in place.images if path not in first)
     notices += note("image", empty, "without any annotation, all background")
     notices += note("image file", others, "that no annotation names left out")
     notices += note("test image", bad[True], "left out", 3)
-    for remark, holders in sorted(remarks.items(), reverse=True):
-        number, shown = sum(number for _, number in holders), first_few([name for name, _ in holders], 3)
-        overlap = f"{counted(number, 'pixel')} in objects of several classes; {annotations.overlap_rule}"
-        notices.append(f"{counted(number, 'object')} {remark}: in {shown}" if remark else f"{overlap}: in {shown}")
+    for kind, noun, what in (
+        (NO_AREA, "object", " left out, without an area (a point, a line) or outside of the image"),
+        (CROWDS, "object", " of a crowd (iscrowd) drawn as part of its class, below all others"),
+        (SHARED, "pixel", f" in objects of several classes; {annotations.overlap_rule}"),
+    ):
+        holders = [image.image.name for image, mask in zip(images, drawn, strict=True) if mask.facts.get(kind)]
+        if holders:
+            number = sum(mask.facts.get(kind, 0) for mask in drawn)
+            notices.append(f"{counted(number, noun)}{what}: in {first_few(holders, 3)}")
     fix = "correct these entries, or their image files, or remove them"
     problem = Problem("annotations", "annotation", "that cannot be used", tuple(bad[False]), fix)
     rule = f"{annotations.files} ({annotations.tool}), drawn as masks, classes {annotations.class_order}"
@@ -203,18 +203,16 @@ def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> 
     return result
 
 
-def _is_background(name: str) -> bool:
-    """Also _background_ and __background__."""
-    return name.lower().strip("_") == "background"
-
-
 def _choose_classes(annotations: Annotations, class_names: Sequence[str]) -> tuple[str, ...]:
     """The classes that occur, in the order of class_names (which may name more) or in their own. Raises DataError.
 
-    A single class may have any name, because its id is clear."""
+    A single class may have any name, because its id is clear. Background, _background_ and the like are none."""
     used = {entry.label for image in annotations.images for entry in image.entries if entry.has_area}
-    names = [name for name in dict.fromkeys([*annotations.declared, *sorted(used)]) if name != IGNORE_NAME]
-    names, wanted = ([name for name in some if not _is_background(name)] for some in (names, class_names))
+    declared = dict.fromkeys([*annotations.declared, *sorted(used)])
+    names, wanted = (
+        [name for name in some if name != IGNORE_NAME and name.lower().strip("_") != "background"]
+        for some in (declared, class_names)
+    )
     classes = tuple(name for name in names if name in used)
     if not 0 < len(classes) <= MAX_CLASSES:
         none = "no object of any class, so that there is nothing to learn"
@@ -230,8 +228,7 @@ def _choose_classes(annotations: Annotations, class_names: Sequence[str]) -> tup
 
 
 def _draw_mask(image: AnnotatedImage, classes: Sequence[str], smaller_on_top: bool) -> tuple[Pixels, Mapping[str, int]]:
-    """H,W uint8 class ids of one image, and how many objects have which remark; "" counts pixels of several classes.
-    Raises DataError without the image's name.
+    """H,W uint8 class ids of one image, and counts. Raises DataError without the image's name.
 
     With `smaller_on_top`, of two objects the one with fewer pixels is seen, whatever their order (of equal ones the
     later); without it, the later."""
@@ -243,16 +240,17 @@ def _draw_mask(image: AnnotatedImage, classes: Sequence[str], smaller_on_top: bo
         raise ReadError(f"{annotated}, and the file {image.image.name} has {width}×{height} pixels{turned}")
     ids = {name: number for number, name in enumerate(classes, start=1)} | {IGNORE_NAME: IGNORED}
     mask, contested, sizes = np.zeros(size, np.uint8), np.zeros(size, np.bool_), np.full(size, UNCLAIMED, np.int32)
-    remarks = Counter[str]()
+    counts = Counter[str]()
     for entry in image.entries:
         with inside(entry.name):
-            patch, remark = entry.draw(height, width)
-            pixels, num_pixels = patch.pixels, int(np.count_nonzero(patch.pixels))
-            remarks[remark if num_pixels else LEFT_OUT] += 1
+            patch = entry.draw(height, width)
+            num_pixels = int(np.count_nonzero(patch.pixels))
+            counts[NO_AREA] += num_pixels == 0
+            counts[CROWDS] += entry.is_crowd
             class_id, there, size_there = ids.get(entry.label, 0), mask[patch.area], sizes[patch.area]
-            contested[patch.area] |= pixels & (there != 0) & (there != class_id) & (class_id != 0)
-            rank = num_pixels + BELOW_ALL * (remark == CROWD) if smaller_on_top else 0
-            pixels = pixels & (size_there >= rank)
+            contested[patch.area] |= patch.pixels & (there != 0) & (there != class_id) & (class_id != 0)
+            rank = num_pixels + BELOW_ALL * entry.is_crowd if smaller_on_top else 0
+            pixels = patch.pixels & (size_there >= rank)
             there[pixels], size_there[pixels] = class_id, rank
-    remarks[""] = int(np.count_nonzero(contested))
-    return mask, +remarks
+    counts[SHARED] = int(np.count_nonzero(contested))
+    return mask, +counts
