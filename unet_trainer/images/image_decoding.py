@@ -317,48 +317,28 @@ def encode_image(pixels: Pixels, extension: str) -> bytes:
 # Files that are no images
 
 HEAD_BYTES = 512
-FORMATS = """
-.heic .heif: a photo in Apple's HEIC format; convert it to JPEG or PNG (on a Mac: sips -s format png FILE --out FOLDER)
-.avif: an AVIF picture; convert it to PNG or JPEG
-.jfif .jpe: a JPEG under another name; rename it to .jpg
-.ppm .pgm .pnm .jp2 .j2k .jxl .tga: a picture of a form that is not read; convert it to PNG or TIFF \
-(magick FILE out.png)
-.npz: arrays in one file; save each image and each mask in it as .npy (numpy.load reads them)
-.dcm .dicom .ima: a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them, dcm2niix makes volumes)
-.nii .nii.gz: a NIfTI volume; save its slices as TIFF or .npy, a file each (nibabel reads them; training takes volumes)
-.czi .nd2 .lif .oib .oif .lsm .vsi .ims: a file of a microscope; save it as TIFF, a page a slice \
-(bfconvert FILE out.tif)
-.mha .mhd .nrrd: a volume of medical images; save its slices as TIFF or .npy, one file a slice (SimpleITK reads them)
-.zip .tar .7z .rar .gz: an archive; unpack it, and give the folder in its place
-.tgz .tar.gz .tar.bz2 .tar.xz .tar.zst: an archive; unpack it, and give the folder in its place (or, if it is a shard, \
-decompress it: shards are plain .tar)
-.mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv: a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)
-.h5 .hdf5 .mat: an HDF5 or MATLAB file; save each image in it as .npy or TIFF (h5py and scipy.io read them)
-.parquet .arrow: a table of Hugging Face, which is not read; save its images and masks as files, or give the pairs \
-from Python (train_data=)
-.pdf: a PDF; save its pages as images
-.svg: a vector drawing; save it as PNG
-.psd: a Photoshop file; save it as PNG or TIFF
-git-lfs: a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned
-"""  # by their extensions: what a file is, with what to do about it
-FOREIGN_FORMATS = {
-    extension: text
-    for extensions, _, text in (line.partition(": ") for line in FORMATS.splitlines())
-    for extension in extensions.split()
+ARCHIVE = "an archive; unpack it, and give the folder in its place"
+FORMATS = {  # by their extensions: what a file is, with what to do about it
+    ".heic .heif": "a photo in Apple's HEIC format; convert it to JPEG or PNG",
+    ".avif .jfif .jpe .ppm .pgm .pnm .jp2 .jxl .tga .psd .svg .pdf": "a picture of a form that is not read; convert it "
+    "to PNG or TIFF (magick FILE out.png)",
+    ".dcm .dicom .ima": "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them)",
+    ".nii .nii.gz": "a NIfTI volume; save its slices as TIFF or .npy (nibabel reads them; training takes volumes)",
+    ".czi .nd2 .lif .oib .lsm .vsi .ims": "a file of a microscope; save it as TIFF (bfconvert FILE out.tif)",
+    ".npz .h5 .hdf5 .mat .mha .mhd .nrrd": "a file of arrays; save each image in it as TIFF or .npy",
+    ".zip .tar .7z .rar .gz": ARCHIVE,
+    ".tgz .tar.gz": f"{ARCHIVE} (or, if it is a shard, decompress it: shards are plain .tar)",
+    ".mp4 .mov .avi .mkv .webm .mpg .wmv": "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)",
+    ".parquet .arrow": "a table of Hugging Face, which is not read; save its images and masks as files, or give the "
+    "pairs from Python (train_data=)",
+    "git-lfs": "a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned",
 }
-SIGNATURES = {  # how files of a format begin; the first that fits counts
+FOREIGN_FORMATS = {extension: text for extensions, text in FORMATS.items() for extension in extensions.split()}
+SIGNATURES = {  # how files of a format begin
     ".heic": rb".{4}ftyp(hei[cxms]|hevc|mif1|msf1)",
-    ".avif": rb".{4}ftypavi[fs]",
     ".dcm": rb".{128}DICM",
-    ".nii": rb".{344}n[+i]1\0|.{4}n[+i]2\0",
-    ".czi": rb"ZISRAWFILE|\xda\xce\xbe\n",
-    ".nrrd": rb"NRRD0",
-    ".zip": rb"PK(\x03\x04|\x05\x06)|\x1f\x8b|BZh|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|\xfd7zXZ\0",
-    ".tar": rb".{257}ustar",
-    ".mp4": rb"\x1aE\xdf\xa3|\0\0\x01[\xba\xb3]|.{8}AVI |.{4}ftyp",  # ftyp of any other brand
-    ".h5": rb"\x89HDF\r\n\x1a\n|MATLAB 5\.0",
-    ".pdf": rb"%PDF-",
-    ".psd": rb"8BPS",
+    ".zip": rb"PK(\x03\x04|\x05\x06)|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07",
+    ".pdf": rb"%PDF-|8BPS|.{4}ftypavi[fs]",
     "git-lfs": rb"version https://git-lfs\.github\.com/spec/",
 }
 
@@ -371,8 +351,6 @@ def describe_content(data: bytes) -> str | None:
     text = data[:HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith((b"<!doctype html", b"<html")):
         return "a web page; the download failed and saved the site's answer: download it again"
-    if text.startswith(b"<svg") or (text.startswith(b"<?xml") and b"<svg" in text):
-        return FOREIGN_FORMATS[".svg"]
     return "a text, not an image" if text.startswith((b"{", b"[", b"<?xml")) else None
 
 
