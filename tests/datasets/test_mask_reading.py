@@ -200,7 +200,6 @@ def test_the_question_shows_the_values_and_ends_with_the_lines():
         "    200 |          10.00% |   4 of 4\n"
         "Set one of these:\n"
         "  # a class for each, in an order that you may change\n  num_classes: 3\n  mask_values: [0, 40, 200]\n\n"
-        "  # 200 is foreground, 40 is ignored\n  num_classes: 1\n  mask_values: [0, 200]\n  ignore_value: 40\n\n"
         "  # any value but 0 is foreground\n  num_classes: 1\n  mask_values: nonzero"
     )
 

@@ -8,17 +8,14 @@ from typing import Any
 
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.class_files import is_void
 from unet_trainer.datasets.mask_evidence import MAX_LISTED, VOID, MaskEvidence
 from unet_trainer.datasets.mask_reading import (
     MAX_BLURRED,
     MAX_CLASSES,
-    MAX_NAMED_VOID,
     MIN_TOLERANCE,
     ChosenClasses,
     choose_classes,
     jpeg_tolerance,
-    names_by_value,
     of_each,
 )
 from unet_trainer.datasets.pairs import Choice, Question
@@ -38,12 +35,9 @@ def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]
         settings = _settings(reading, evidence)
         if all(settings != choice.settings for choice in choices) and _trains(config, evidence, settings):
             choices.append(Choice(reading.coding.reason, settings))
-    text = "mask_values: auto cannot tell what the values in the masks mean"
     if (number := config.num_classes) != "auto":
         choices.sort(key=lambda choice: choice.settings["num_classes"] != number and not evidence.are_objects)
-        two = "{0, 1}, {0, 255} or 0 and any other value"
-        text += f"; num_classes: {number} accepts "
-        text += two if number == 1 else f"the ids 0 to {number - 1} or {number} greys"
+    text = "mask_values: auto cannot tell what the values in the masks mean"
     hint = describe_misfit(evidence) or _describe_values(evidence)
     table = [] if evidence.look_like_photographs else _table(evidence, names)
     return Question(f"{text}\n  {hint}" if hint else text, *choices[:MAX_CHOICES], table=table)
@@ -53,18 +47,12 @@ def describe_misfit(evidence: MaskEvidence) -> str:
     """Why the classes of the class file are not used, and what to do; empty if there is none."""
     if (file := evidence.class_file) is None:
         return ""
-    void = {value: name for value, name in names_by_value(evidence).items() if is_void(name)}
     what = f"it names {len(file.names)} classes, and the masks hold {len(evidence.seen)} values that do not fit them"
-    what += "; correct it, or set class_names"
-    if (share := evidence.share(*void)) > MAX_NAMED_VOID:
-        what = f"{' and '.join(void.values())} would be ignored, which is {share:.0%} of the pixels"
-        what += "; if it is the background, name it background there"
-    return f"{file.path.name} is not used: {what}"
+    return f"{file.path.name} is not used: {what}, or its void is most of the pixels; correct it, or set class_names"
 
 
 def _describe_values(evidence: MaskEvidence) -> str:
     """What they look like, and what to ask then."""
-    last = evidence.seen[-1]
     if evidence.look_like_photographs:
         photo = "They look like those of photographs; is mask_dir the folder of the masks?"
         return f"{photo} Of cut-outs, save the alpha channel as the mask"
@@ -72,11 +60,9 @@ def _describe_values(evidence: MaskEvidence) -> str:
         return "They look like ids of objects: each is one piece, or masks with more of them hold those of the others"
     if evidence.is_lossy:
         return "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can"
-    if len(evidence.seen) == 2:
-        return "Which of the two is the background?"
-    if last == VOID or evidence.last_may_be_void:
-        return f"{show_value(last)} may be void (pixels to ignore), or a class: which is it?"
-    return ""
+    if evidence.last_may_be_void or evidence.seen[-1] == VOID:
+        return f"{show_value(evidence.seen[-1])} may be void (pixels to ignore), or a class: which is it?"
+    return "Which of the two is the background?" if len(evidence.seen) == 2 else ""
 
 
 def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
@@ -135,9 +121,6 @@ def _possible_readings(evidence: MaskEvidence) -> Iterator[ChosenClasses]:
         yield of_each(evidence, seen, f"ids of {len(seen)} classes")
     elif len(seen) <= MAX_LISTED:
         yield of_each(evidence, seen, "a class for each, in an order that you may change")
-    if len(seen) == 3 and seen[0] == 0:
-        meaning = f"{show_value(high)} is foreground, {show_value(seen[1])} is ignored"
-        yield of_each(evidence, [0, high], meaning, void=[seen[1]])
     if seen[0] == 0 and not evidence.is_lossy:  # JPEG makes values next to 0 of it
         yield of_each(evidence, None, nonzero)
 
