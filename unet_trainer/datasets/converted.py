@@ -26,12 +26,11 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.name_matching import READERS, File, best_match, classes_by_ending
 from unet_trainer.datasets.pairs import Box, Pair, Part
 from unet_trainer.images import image_decoding
-from unet_trainer.images.file_bytes import MAX_BYTES, DataError, ReadError, file_stamp, naming, read_bytes
+from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, naming, read_bytes
 from unet_trainer.images.image_decoding import COLOUR_CHANNELS, VOLUME_EXTENSIONS, Pixels
 from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages, read_errors
 from unet_trainer.images.tiling import resize_mask
-from unet_trainer.system import input_files
 from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console, counted
@@ -88,16 +87,14 @@ class Converter:
         stamps = [[[str(source), file_stamp(source)] for source in conversion.sources] for conversion in conversions]
         if gone := next((source for sources in stamps for source, stamp in sources if stamp is None), None):
             raise DataError(f"{gone}: No such file or directory")
+        made = [Converted(folder / f"{conversion.name}{conversion.extension}", {}) for conversion in conversions]
         waiting: list[int] = []
-        made: list[Converted] = []
         for number, conversion in enumerate(conversions):
-            path = folder / f"{conversion.name}{conversion.extension}"
-            match known.get(conversion.name):
-                case [stored, dict(facts)] if stored == stamps[number] and path.is_file():
-                    made.append(Converted(path, facts))
-                case _:
-                    waiting.append(number)
-                    made.append(Converted(path, {}))
+            stored = known.get(conversion.name, [None, {}])
+            if stored[0] == stamps[number] and made[number].path.is_file():
+                made[number] = made[number]._replace(facts=stored[1])
+            else:
+                waiting.append(number)
 
         def convert(number: int, _: ReadStderr) -> Converted:
             try:
@@ -280,7 +277,7 @@ def join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
     for path in paths:
         with naming(path):
             is_volume = path.name.lower().endswith(VOLUME_EXTENSIONS)
-            read.append(_open_stack(path).read()[..., None] if is_volume else image_decoding.read_image(path))
+            read.append(_read_pages(path)[..., None] if is_volume else image_decoding.read_image(path))
         if read[-1].shape[:-1] != read[0].shape[:-1]:
             size, first = ("×".join(map(str, pixels.shape[-2::-1])) for pixels in (read[-1], read[0]))
             raise DataError(f"{path}: {size}, the other channels of this image are {first}")
@@ -288,13 +285,6 @@ def join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
 
 
 # Pages of stacks
-
-
-class _Stack(NamedTuple):
-    """A volume, or a TIFF of several pages, of which the header was read."""
-
-    dtypes: Sequence[Any]  # of each page
-    read: Callable[[], Any]  # N,H,W or N,H,W,C, or a list of pages; raises DataError
 
 
 def has_pages(path: Path) -> bool:
@@ -306,8 +296,64 @@ def has_pages(path: Path) -> bool:
 
 
 def page_types(path: Path) -> Sequence[Any]:
-    """The dtype of each page; raises DataError, also for a stack whose pages together are a decompression bomb."""
-    return _open_stack(path).dtypes
+    """The dtype of each page of a volume or TIFF, by its header; raises DataError, also for a stack whose pages
+    together are a decompression bomb."""
+    with naming(path):
+        if path.suffix.lower() == ".npy":  # of channels that were joined
+            array = image_decoding.decode_array(read_bytes(path))
+            return [array.dtype] * len(array)
+        if _is_volume(path):
+            shape, file = _open_volume(path)
+            types, num_pixels = [file.get_data_dtype()] * shape[2], math.prod(shape)
+        else:
+            with open_pages(path) as file:
+                pages = _full_pages(file)
+                types, num_pixels = [page.dtype for page in pages], sum(page.size for page in pages) // COLOUR_CHANNELS
+        if num_pixels > max(BOMB_PIXELS, (num_bytes := path.stat().st_size) * BOMB_RATIO):
+            what = f"{num_bytes / 1e6:.2g} MB that decompress to {num_pixels / 1e6:.3g} Mpx on {len(types)} pages"
+            raise ReadError(f"{what}: a decompression bomb")
+        return types
+
+
+@lru_cache(maxsize=2)  # an image stack and its mask stack
+def _read_pages(path: Path) -> Any:
+    """N,H,W or N,H,W,C, or a list of pages; of a volume Z,Y,X or Z,Y,X,C. Raises DataError."""
+    with naming(path):
+        if path.suffix.lower() == ".npy":
+            return image_decoding.decode_array(read_bytes(path))
+        if not _is_volume(path):
+            with open_pages(path) as tiff:
+                return [page.asarray() for page in _full_pages(tiff)]
+        shape, file = _open_volume(path)
+        with read_errors():
+            pixels = np.asanyarray(file.dataobj).reshape(shape)
+            return np.ascontiguousarray(np.moveaxis(pixels.swapaxes(0, 1), 2, 0))
+
+
+def _is_volume(path: Path) -> bool:
+    """Of NIfTI, or an array of the channels that were joined."""
+    return path.name.lower().endswith((*VOLUME_EXTENSIONS, ".npy"))
+
+
+def _full_pages(tiff: Any) -> list[Any]:
+    """Without the smaller copies."""
+    return [page for page in tiff.pages if not getattr(page, "is_reduced", False)]
+
+
+def _open_volume(path: Path) -> tuple[tuple[int, ...], Any]:
+    """Its shape in three or four dimensions, and nibabel's file."""
+    try:
+        import nibabel
+    except ImportError:
+        raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
+    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it repairs
+    with read_errors():
+        file: Any = nibabel.load(path)
+        shape, dtype = (*file.shape, *[1] * (3 - len(file.shape))), file.get_data_dtype()
+        if len(shape) > 4 or min(shape) < 1 or dtype.kind not in "uifb":
+            need = "need numbers in 3 dimensions, or 4 with channels"
+            raise ReadError(f"a NIfTI volume of {dtype} of shape {file.shape}; {need}")
+        return shape, file
 
 
 def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:
@@ -345,68 +391,6 @@ def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
         return page, {}
     with naming(f"{path}, page {index}"):
         return whole_numbers(page), {}
-
-
-@lru_cache(maxsize=2)  # an image stack and its mask stack
-def _read_pages(path: Path) -> Any:
-    return _open_stack(path).read()
-
-
-def _is_volume(path: Path) -> bool:
-    """Of NIfTI, or an array of the channels that were joined."""
-    return path.name.lower().endswith((*VOLUME_EXTENSIONS, ".npy"))
-
-
-def _open_stack(path: Path) -> _Stack:
-    with naming(path):
-        if path.suffix.lower() == ".npy":
-            array = image_decoding.decode_array(read_bytes(path))
-            return _Stack([array.dtype] * len(array), lambda: array)
-        return _open_volume(path) if _is_volume(path) else _open_tiff(path)
-
-
-def _open_tiff(path: Path) -> _Stack:
-    def full_pages(file: Any) -> list[Any]:  # without the smaller copies
-        return [page for page in file.pages if not getattr(page, "is_reduced", False)]
-
-    def read() -> list[Pixels]:
-        with naming(path), open_pages(path) as file:
-            return [page.asarray() for page in full_pages(file)]
-
-    with open_pages(path) as file:
-        pages = full_pages(file)
-        num_values = sum(page.size for page in pages)
-        _refuse_bomb(path, num_values, f" on {len(pages)} pages", COLOUR_CHANNELS)
-        return _Stack([page.dtype for page in pages], read)
-
-
-def _open_volume(path: Path) -> _Stack:
-    try:
-        import nibabel
-    except ImportError:
-        raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
-    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it repairs
-    with read_errors():
-        file: Any = nibabel.load(path)
-        shape, dtype = (*file.shape, *[1] * (3 - len(file.shape))), file.get_data_dtype()
-        if len(shape) > 4 or min(shape) < 1 or dtype.kind not in "uifb":
-            need = "need numbers in 3 dimensions, or 4 with channels"
-            raise ReadError(f"a NIfTI volume of {dtype} of shape {file.shape}; {need}")
-        _refuse_bomb(path, math.prod(shape))
-
-    def read() -> Pixels:
-        """Z,Y,X or Z,Y,X,C."""
-        with naming(path), read_errors():
-            return np.ascontiguousarray(np.moveaxis(np.asanyarray(file.dataobj).reshape(shape).swapaxes(0, 1), 2, 0))
-
-    return _Stack([dtype] * shape[2], read)
-
-
-def _refuse_bomb(path: Path, num_values: int, where: str = "", values_per_pixel: int = 1) -> None:
-    num_bytes = path.stat().st_size
-    if num_values // values_per_pixel > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
-        what = f"{num_bytes / 1e6:.2g} MB that decompress to {num_values / 1e6:.3g} million values{where}"
-        raise ReadError(f"{what}: a decompression bomb")
 
 
 # Blocks of a large image
@@ -489,14 +473,14 @@ class Pairs(Protocol):
 
 def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
     """Reads every pair once, in order, and returns the folder that holds them as .npy files, named by the digest of
-    what was written. Where an earlier call wrote the same, damaged files are replaced. `parts`: train and val; without
-    val the run splits. Raises UserError."""
+    what was written. `parts`: train and val; without val the run splits. Raises UserError."""
     for part, pairs in parts.items():
         if pairs is not None and not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
             need = "a list, or an object with a length that gives (image, mask) for an index"
             raise UserError(f"{part}_data: got {type(pairs).__name__}; need {need}")
         if pairs is not None and len(pairs) == 0:
             raise UserError(f"{part}_data: it is empty; need (image, mask) pairs")
+    digest = hashlib.sha256()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with draft_folder(folder, ".draft-") as drafts:
@@ -508,11 +492,9 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
                         path = place / kind / f"{index:06d}.npy"
                         path.parent.mkdir(parents=True, exist_ok=True)
                         np.save(path, array, allow_pickle=False)
-            digests = _digests_in(draft)
-            made = folder / hashlib.sha256(repr(digests).encode()).hexdigest()[:16]
+                        digest.update(f"{path.relative_to(draft)}".encode() + path.read_bytes())
+            made = folder / digest.hexdigest()[:16]
             try:
-                if made.is_dir() and _digests_in(made) != digests:  # damaged since it was written
-                    made.rename(drafts / "damaged")
                 draft.rename(made)  # fails where an earlier call, or another process, wrote the same
             except OSError:
                 if not made.is_dir():
@@ -529,17 +511,6 @@ def _read_arrays(part: str, pairs: Any, index: int) -> dict[str, Pixels]:
     except Exception as error:  # the caller's code may raise anything
         what = f"{part}_data[{index}]: {type(error).__name__}: {error}"
         raise UserError(f"{what}; need (image, mask), see docs/extending.md") from error
-
-
-def _digests_in(folder: Path) -> dict[str, str]:
-    """By the path in the folder; of links, and of files that cannot be read, there are none."""
-    digests: dict[str, str] = {}
-    for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
-        name = path.relative_to(folder).as_posix()
-        digests[name] = ""
-        with contextlib.suppress(OSError):
-            digests[name] = hashlib.sha256(input_files.read_bytes(path, MAX_BYTES, follow=False)).hexdigest()
-    return digests
 
 
 def as_pixels(given: Any) -> Pixels:
