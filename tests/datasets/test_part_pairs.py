@@ -12,7 +12,7 @@ from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.system.console import Console
 
 SIDE = 12
-WHALE = {"num_classes": 3, "class_names": ["background", "sea", "whale"]}
+WHALE = {"class_names": ["background", "sea", "whale"]}
 
 
 def disc(row, column, radius=3):
@@ -87,8 +87,8 @@ def test_folders_of_which_each_image_is_in_one_are_batches_and_the_lines_for_cla
     found = find()
     assert (len(found.pairs), found.class_names) == (3, None)
     assert found.notices == (
-        f"the folders in {data / 'masks'} are taken as parts of one set: sea/, whale/; if they are classes, set:\n"
-        "  num_classes: 3\n  class_names: [background, sea, whale]",
+        f"the folders in {data / 'masks'} are parts of one set; if they are classes, set "
+        "class_names: [background, sea, whale]",
     )
     assert find(**WHALE).class_names == ("background", "sea", "whale")
 

@@ -15,7 +15,7 @@ from unet_trainer.datasets.formats import coco, labelme, rle_table, yolo
 from unet_trainer.datasets.formats.objects import Annotations, File, Place, draw_masks
 from unet_trainer.datasets.formats.values import MAX_FILE_BYTES, NUM_LOOKED_AT, has_keys, inside
 from unet_trainer.datasets.listing import Listing, list_files, walk
-from unet_trainer.datasets.pairs import NUM_NAMED, FoundPairs
+from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.split_file import read_header
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, describe_file
@@ -62,13 +62,13 @@ def find_annotations(
     has_instances = any(path.name.startswith("instances_") for path in texts)
     skipped = (*(COCO_TASKS if has_instances else ()), "sample_submission")  # an example of an answer, of Kaggle
     contents: list[File] = []
-    broken: list[str] = []
+    broken = ""
     for path in (path for path in texts if not path.name.startswith(skipped)):
         try:
             with inside(path):
                 contents.append((path, _read(path)))
         except DataError as error:
-            broken.append(str(error))
+            broken = broken or str(error)
     place = Place(data_dir, image_root, images, contents, config.class_names or ())
     tools: dict[str, Annotations | DataError] = {}
     for name, find in FORMATS.items():
@@ -84,11 +84,10 @@ def find_annotations(
         if description := _describe(path, content, place):
             raise UnknownAnnotations(f"{path} {description}")
     if broken:
-        cannot = f"{counted(len(broken), 'annotation file')} that cannot be read:\n  " + "\n  ".join(broken[:NUM_NAMED])
-        raise DataError(cannot) if tools else UnknownAnnotations(cannot)
+        raise DataError(broken) if tools else UnknownAnnotations(broken)
     for result in tools.values():
         if isinstance(result, DataError):
-            raise result if images else DataError("\n  ".join([str(result), *describe_other_files(image_root)]))
+            raise result
         return draw_masks(place, result, Converter(data_dir, Path(config.checkpoint_dir), console))
     return None
 

@@ -214,10 +214,8 @@ class _Search:
         wanted = next((order for order in (wanted, wanted[1:]) if names and sorted(order) == names), [])
         if all(len(files) == 1 for files in parts.values()) and not (names and (self.classes or wanted)):
             if len(names) > 1:
-                settings = {"num_classes": len(names) + 1, "class_names": ["background", *names]}
-                lines = "\n".join(f"  {line}" for line in pairing.setting_lines(settings))
-                listing = f"{first_few((f'{name}/' for name in names), 10)}; if they are classes, set:\n{lines}"
-                self.notices.append(f"the folders in {place} are taken as parts of one set: {listing}")
+                lines = pairing.setting_lines({"class_names": ["background", *names]})
+                self.notices.append(f"the folders in {place} are parts of one set; if they are classes, set {lines[0]}")
             found.match.pairs.extend((image, image._replace(path=files[0][1])) for image, files in parts.items())
             return False
         self.classes = self.classes or wanted or names
@@ -312,12 +310,7 @@ def _describe_unpaired(parts: Sequence[_Paired], num_pairs: int) -> list[Problem
         fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip"
     elif num_pairs > 1:
         fix += "; if images and masks are numbered from different numbers, rename the masks"
-    match, how = parts[0].match, "no rule pairs any of them: same names, a common prefix or suffix"
-    if match.pairs:
-        (image, mask), total = min(match.pairs), len(match.pairs) + len(match.images)
-        how = f"the best rule pairs {len(match.pairs)} of {total}, {image.path.name} with {mask.path.name}"
-    no_mask = f"without a mask in {parts[0].masks.place} ({how})"
-    no_image = f"without an image in {parts[0].images.place}"
+    no_mask, no_image = f"without a mask in {parts[0].masks.place}", f"without an image in {parts[0].images.place}"
     advice = "add their images" if images else f"add the images; or {fix}"
     problems = [
         Problem("no_mask", "image", no_mask, images, f"add the masks; or {fix}", settings),

@@ -23,7 +23,6 @@ from unet_trainer.datasets.name_matching import (
     mask_marks,
     name_files,
     split_by_endings,
-    without_marks,
 )
 from unet_trainer.datasets.pairs import Part, Question, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
@@ -126,17 +125,14 @@ def holds_masks_too(files: Sequence[File], mask_suffix: str) -> bool:
 
 
 def images_of_dataset(root: Path, files: Sequence[Path]) -> list[Path]:
-    """The files that training would take for images, where folders or names say which are masks; else all files."""
-    stems = {(file.parent, file.stem) for file in files}
-    image_names = [{(file.parent, rest) for rest in without_marks(file.stem)} & stems for file in files]
-    masked = {name for names in image_names for name in names}  # a for a_mask and gt_a beside it
-    by_kind: dict[Kind | None, list[Path]] = {"image": [], "mask": [], None: []}
-    for file, names in zip(files, image_names, strict=True):
-        meanings = [folder_meaning(name) for name in reversed(file.relative_to(root).parts[:-1])]
-        kind = next((kind for _, kind in meanings if kind), "mask" if names else None)
-        is_image = not meanings or any(part for part, _ in meanings) or (file.parent, file.stem) in masked
-        by_kind[kind or ("image" if is_image else None)].append(file)
-    return by_kind["image"] if by_kind["image"] and by_kind["mask"] else [*files]
+    """The files that training would take for images, where the names of folders say which are masks; else all files."""
+    kinds: dict[Path, Kind | None] = {}
+    for file in files:
+        meanings = [folder_meaning(name) for name in file.relative_to(root).parts[:-1]]
+        is_image = not meanings or any(part for part, _ in meanings)
+        kinds[file] = next((kind for _, kind in reversed(meanings) if kind), "image" if is_image else None)
+    images = [file for file, kind in kinds.items() if kind == "image"]
+    return images if images and "mask" in kinds.values() else [*files]
 
 
 class _Search:

@@ -36,7 +36,9 @@ class Listing:
             found: list[os.DirEntry[str]] = []
             with contextlib.suppress(OSError, ValueError), os.scandir(folder) as entries:
                 found = sorted(entries, key=lambda entry: entry.name)
-            folders = {entry.name: entry.is_symlink() for entry in found if _is_folder(entry)}
+            links = {entry.name for entry in found if entry.is_symlink()}  # as a Path: one may lead in a circle
+            inner = [entry.name for entry in found if (Path(entry) if entry.name in links else entry).is_dir()]
+            folders = {name: name in links for name in inner}
             files = [entry.name for entry in found if entry.name not in folders and not entry.name.startswith(".")]
             self._entries[folder] = Entries(folders, files)
         return self._entries[folder]
@@ -74,13 +76,6 @@ class Listing:
             images = [name for name in names if name.lower().endswith((*IMAGE_EXTENSIONS,))]
             if found := images or [name for name in names if name.lower().endswith(VOLUME_EXTENSIONS)]:
                 yield place, found
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads in a circle
-        return False
 
 
 def walk(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,20 +85,20 @@ class Place:
         """The file for a name, possibly with folders before it; None if there is none. Raises DataError if several are
         possible.
 
-        Of several files with the same name, the one whose folders agree most, then those below `near`, then those of
-        the part. A file of another part than `part` is none: val/1.png is not the 1.png of train."""
+        Of several files with the same name, the one whose folders agree most, then one below `near`. A file of another
+        part than `part` is none: val/1.png is not the 1.png of train."""
         *folders, last = path_pieces(name) or [""]
         part = part_in(folders) or part
-        ranks: dict[tuple[int, ...], list[Path]] = defaultdict(list)
-        for path in self._by_name.get(plain(last), ()):
-            if not part or self.part_of(path) in (None, part):
-                nearness = plain(path.name) == plain(last), path.is_relative_to(near), path.parent == near
-                ranks[self._num_shared(folders, path), *nearness, path.name == last].append(path)
-        best = ranks[max(ranks)] if ranks else []
-        if len(best) > 1:
-            paths = first_few(path_in(self.root, path) for path in best)
+
+        def rank(path: Path) -> tuple[int, ...]:
+            return self._num_shared(folders, path), plain(path.name) == plain(last), path.is_relative_to(near)
+
+        found = [path for path in self._by_name[plain(last)] if not part or self.part_of(path) in (None, part)]
+        found = [path for path in found if rank(path) == max(map(rank, found))]
+        if len(found) > 1:
+            paths = first_few(path_in(self.root, path) for path in found)
             raise DataError(f"image_dir: {name} could be {paths}; set image_dir to the folder that is meant")
-        return best[0] if best else None
+        return found[0] if found else None
 
 
 @dataclass
@@ -137,11 +137,8 @@ class Annotations:
                     image_part = part or place.part_of(file)
                     self.images.append(image._replace(image=file, part=image_part, source=path, where=shown))
         if files and not self.images:
-            is_renamed = any(place.knows(PurePosixPath(*path_pieces(name)).stem) for name in missing)
-            renamed = "files of these names have another extension: rename either"
-            fix = renamed if is_renamed else "set image_dir to their folder"
             what = f"none of their images is in {place.root} ({first_few(missing)})"
-            raise DataError(f"{self.files} ({self.tool}): {what}; {fix}")
+            raise DataError(f"{self.files} ({self.tool}): {what}; set image_dir to their folder")
         self.notices += note("image", missing, f"of {self.files} without a readable file left out")
         return bool(files)
 
