@@ -258,20 +258,12 @@ def _role_below(kind: Kind, value: str, names: Sequence[str]) -> Role:
 
 
 def _without_stray_sequences(groups: Groups, root: Path) -> Groups:
-    """Sequences only where no other folder holds the data, and those with images and masks; one of test may lack
-    masks."""
-    kinds = [(kind, group) for kind in KEYS for group in groups[kind]]
-    has_others = any(group.part in (None, "train") and not group.is_in_sequences for _, group in kinds)
-    has_files = any(file.path.parent == root for group in groups[None] for file in group.files)
-    names = [(kind, group.part, name) for kind, group in kinds for name in group.folders]
-    for kind, group in kinds:
-        if group.is_in_sequences:
-            with_masks = {name for other, part, name in names if other != kind and part == group.part}
-            kept = group.folders.keys() & (group.folders if (kind, group.part) == ("image", "test") else with_masks)
-            kept = set() if has_others or (has_files and not group.part) else kept
-            group.folders = {name: folder for name, folder in group.folders.items() if name in kept}
-            group.files = [file for file in group.files if f"{file.folder.partition('/')[0]}/" in kept]
-    return {kind: [group for group in found if group.folders] for kind, found in groups.items()}
+    """Sequences only where no other folder holds the data."""
+    named = (group for kind in KEYS for group in groups[kind])
+    has_others = any(group.part in (None, "train") and not group.is_in_sequences for group in named)
+    if has_others or any(file.path.parent == root for group in groups[None] for file in group.files):
+        return {kind: [group for group in found if not group.is_in_sequences] for kind, found in groups.items()}
+    return groups
 
 
 def _add_bare_folders(groups: Groups, mask_suffix: str) -> None:

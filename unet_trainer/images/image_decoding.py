@@ -39,8 +39,6 @@ GIF_START, NPY_START, BMP_START, WEBP_START = b"GIF8", b"\x93NUMPY", b"BM", b"RI
 PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
 JPEG_SCAN, JPEG_FILL = 0xDA, 0xFF  # the marker before the pixel data; a byte that may precede a marker
-# So many greys in a palette, not in the order of their brightness, are of a program that reduced colours.
-MANY_GREYS = 8
 
 Image.MAX_IMAGE_PIXELS = None  # PIL would warn about any large image; refuse_bomb replaces that check
 # What PIL raises for a broken header.
@@ -265,16 +263,10 @@ def picture_size(file: bytes | BinaryIO) -> tuple[int, int] | None:
 
 
 def mask_values_of(colours: Sequence[Sequence[int]]) -> list[int]:
-    """The value of each index in a mask with this palette: the index, unless its place means nothing. In a palette of
-    black and white, black is 0 and white is 1; many greys that are in no order are their brightness."""
-    greys = [red for red, green, blue in colours if red == green == blue]
-    # TIFF fills its table with black
-    num_used = max((index + 1 for index, grey in enumerate(greys) if grey), default=0)
-    if num_used and len(greys) == len(colours):
-        if {*greys} <= {0, 255}:
-            return [grey // 255 for grey in greys]
-        if greys[:num_used] != sorted(greys[:num_used]) and num_used >= MANY_GREYS:
-            return greys
+    """The value of each index in a mask with this palette: the index, but in one of black and white, black is 0 and
+    white is 1, whatever their order."""
+    if {tuple(colour) for colour in colours} == {(0, 0, 0), (255, 255, 255)}:
+        return [red // 255 for red, _, _ in colours]
     return list(range(len(colours)))
 
 

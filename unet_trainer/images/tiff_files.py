@@ -143,11 +143,10 @@ class TiffImage:
     def _refuse_other_layouts(self) -> None:
         """Raises ReadError unless the image is made of the blocks of its pages."""
         first, shape = self.first, tuple(self.series.shape)
-        is_whole = self.num_values == math.prod(self.stored_size) * self.num_channels
-        if None in self.pages or first.imagedepth != 1 or not is_whole:
+        is_whole = self.num_values == math.prod(self.stored_size) * self.num_channels and first.imagedepth == 1
+        has_planes = len(self.pages) > 1 and first.samplesperpixel > 1
+        if not is_whole or None in self.pages or has_planes or self.num_channels > MAX_CHANNELS:
             raise ReadError(f"a TIFF of shape {shape}, which is not read by blocks")
-        if self.num_channels > MAX_CHANNELS or (len(self.pages) > 1 and first.samplesperpixel > 1):
-            raise ReadError(f"a TIFF of shape {shape}; need height, width and up to {MAX_CHANNELS} channels")
         if min(*self.stored_size, *self._block_size) < 1:
             raise ReadError(f"{self.stored_size[1]}×{self.stored_size[0]} pixels in blocks of no size")
 

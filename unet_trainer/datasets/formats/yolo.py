@@ -85,14 +85,10 @@ def _read_names(data_dir: Path, label_folders: Sequence[Path]) -> Names:
             lines = _read_lines(path)
             content = {"names": [*filter(str.strip, lines)]} if path in lists else parse_yaml("\n".join(lines))
             if isinstance(content, dict) and content.get("names"):
-                values = [(part, item) for part in get_args(Part) for item in _items(content.get(part))]
+                values = [(part, content.get(part)) for part in get_args(Part)]
                 parts = [(part, "/".join(path_pieces(item))) for part, item in values if isinstance(item, str)]
                 return Names(_as_list(content["names"]), path.name, parts)
     return Names()
-
-
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _as_list(names: Any) -> list[str]:
