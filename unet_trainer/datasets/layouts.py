@@ -167,17 +167,14 @@ class _Search:
             self.folders = [each for each in self.folders if not years.isdisjoint(each[0].parents)]
 
     def _follows(self, link: Path) -> bool:
-        """Links that are, or hold, folders of images, masks or parts, and the only one. Others may lead to a whole
-        disk. None that leads to a folder in which it lies, and below images or masks those of parts alone."""
+        """Links named as images, masks or parts, or in the config: others may lead to a whole disk. None that leads to
+        a folder in which it lies, and below images or masks those of parts alone."""
         *above, name = link.relative_to(self.data_dir).parts
-        if len(above) >= MAX_DEPTH or resolved(link.parent).is_relative_to(resolved(link)):
-            return False
+        part, kind = folder_meaning(name)
         if any(folder_meaning(each)[1] for each in above):
-            return folder_meaning(name)[0] is not None
-        is_explicit = any(name in Path(value).parts for value in self.explicit.values())
-        is_only = not above and len(self.listing.subfolders(self.data_dir)) == 1
-        names = [name, *(inner.name for inner in self.listing.subfolders(link))]
-        return is_explicit or is_only or any(any(folder_meaning(each)) for each in names)
+            kind = None
+        is_meant = bool(part or kind) or any(name in Path(value).parts for value in self.explicit.values())
+        return is_meant and len(above) < MAX_DEPTH and not resolved(link.parent).is_relative_to(resolved(link))
 
     def group_files(self) -> Groups:
         groups: dict[tuple[Kind | None, Part | None, Path], Group] = {}

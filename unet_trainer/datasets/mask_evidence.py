@@ -82,10 +82,8 @@ class MaskEvidence:
         """The most frequent values, each with the values close to it."""
         groups: dict[int, list[int]] = {}
         values = np.array([value for value, _ in self.counts.most_common()])
-        colours, width = (
-            np.array([channels_of(value) for value in values]),
-            EDGE_WIDTH if self.is_lossy else GROUP_WIDTH,
-        )
+        colours = np.array([channels_of(value) for value in values])
+        width = EDGE_WIDTH if self.is_lossy else GROUP_WIDTH
         while len(values) and len(groups) <= MAX_LISTED:
             near = width if colours[0].max() <= 255 else 0  # a grey of more than 8 bits has none that is close
             is_close = np.abs(colours - colours[0]).max(axis=1) <= near

@@ -1,8 +1,7 @@
 """The question about masks that no rule of mask_reading decides: a table of their values, and the lines of YAML for the
-two or three readings that are possible. Each was tried on the masks."""
+two or three readings that are possible."""
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +13,11 @@ from unet_trainer.datasets.mask_reading import (
     MAX_CLASSES,
     MIN_TOLERANCE,
     ChosenClasses,
-    choose_classes,
     jpeg_tolerance,
     of_each,
 )
 from unet_trainer.datasets.pairs import Choice, Question
-from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.mask_decoding import given_coding, show_value
+from unet_trainer.images.mask_decoding import show_value
 from unet_trainer.system.console import counted
 
 MAX_CHOICES, NUM_ROWS = 3, 12
@@ -33,7 +30,8 @@ def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]
     choices = list[Choice]()
     for reading in readings:
         settings = _settings(reading, evidence)
-        if all(settings != choice.settings for choice in choices) and _trains(config, evidence, settings):
+        is_new = all(settings != choice.settings for choice in choices)
+        if is_new and not any(class_contradictions(replace(config, **settings))):
             choices.append(Choice(reading.coding.reason, settings))
     if (number := config.num_classes) != "auto":
         choices.sort(key=lambda choice: choice.settings["num_classes"] != number and not evidence.are_objects)
@@ -91,15 +89,6 @@ def _settings(reading: ChosenClasses, evidence: MaskEvidence) -> dict[str, Any]:
     settings |= {"ignore_value": coding.written_ignore_value} if set(coding.ignored) - evidence.ignored else {}
     settings |= {"unknown_values": "ignore"} if coding.ignores_unknown else {}
     return settings | ({"mask_tolerance": coding.tolerance} if coding.tolerance else {})
-
-
-def _trains(config: Config, evidence: MaskEvidence, settings: Mapping[str, Any]) -> bool:
-    """Whether the config with these settings decides what the masks mean."""
-    answered = replace(config, **settings)
-    remaining = MaskEvidence(evidence.masks, given_coding("nonzero", answered.ignore_value).ignored)
-    with contextlib.suppress(DataError):
-        return not any(class_contradictions(answered)) and choose_classes(answered, remaining) is not None
-    return False
 
 
 def _possible_readings(evidence: MaskEvidence) -> Iterator[ChosenClasses]:
