@@ -1,8 +1,5 @@
 """Annotations instead of masks: finds the files of labelling tools in a folder, and draws them as masks of class ids,
-once, which are kept under checkpoint_dir. 0 is the background, 1 the first class.
-
-A format that is not read is named for what it is, with what to do.
-"""
+once. 0 is the background, 1 the first class. A format that is not read is named for what it is, with what to do."""
 
 import re
 from collections import defaultdict
@@ -52,8 +49,7 @@ class UnknownAnnotations(DataError):
 def find_annotations(
     config: Config, data_dir: Path, console: Console | None = None, listing: Listing | None = None
 ) -> FoundPairs | None:
-    """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. mask_dir may
-    be their folder, or one file. Raises DataError."""
+    """The pairs of images and drawn masks; None without annotations in data_dir or mask_dir. Raises DataError."""
     folder, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
     texts = [folder] if folder.is_file() else sorted(walk(folder, listing=listing, endings=(*EXTENSIONS,)))
     if not texts or not image_root.is_dir():

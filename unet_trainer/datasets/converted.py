@@ -1,10 +1,6 @@
 """Masks and images that are no plain files (polygons, one file an object or class, pages of a stack, blocks of a large
-image, the arrays of a Python caller) as plain ones.
-
-Each is written once, under checkpoint_dir/.converted, and again when a file that it comes from has changed. Everything
-after this (scan, split, loader, cache) sees files only; messages name the files that they come from. Objects become
-foreground. Classes get ids from 1 on; where they overlap, the later one wins.
-"""
+image, the arrays of a Python caller) as plain ones: written once, under checkpoint_dir/.converted, and again when a
+source has changed. Everything after this sees files only; messages name the files that they come from."""
 
 import contextlib
 import hashlib
@@ -49,8 +45,7 @@ NUMBERED = re.compile(r"\D*\d+\D*")
 
 
 class Conversion(NamedTuple):
-    """A file to make. `make` gives its pixels or bytes, and counts of what they hold; raises DataError for bad
-    sources."""
+    """A file to make. `make` gives its pixels or bytes, and counts of what they hold; raises DataError."""
 
     name: str  # relative path, without extension
     sources: Sequence[Path]
@@ -296,8 +291,7 @@ def has_pages(path: Path) -> bool:
 
 
 def page_types(path: Path) -> Sequence[Any]:
-    """The dtype of each page of a volume or TIFF, by its header; raises DataError, also for a stack whose pages
-    together are a decompression bomb."""
+    """The dtype of each page, by the header; raises DataError, also for pages that are a decompression bomb."""
     with naming(path):
         if path.suffix.lower() == ".npy":  # of channels that were joined
             array = image_decoding.decode_array(read_bytes(path))
@@ -357,8 +351,7 @@ def _open_volume(path: Path) -> tuple[tuple[int, ...], Any]:
 
 
 def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:
-    """A pair of files for each page of image stacks and their mask stacks; raises DataError, which names the user's
-    files."""
+    """A pair of files for each page of image stacks and their mask stacks; raises DataError."""
     wanted = []
     for stack in stacks:
         is_stack = _is_volume(stack.image) or stack.image.suffix.lower() in TIFF
@@ -428,8 +421,7 @@ def _read_whole_mask(path: Path, size: tuple[int, int]) -> Pixels:
 
 
 def _image_block(box: Box) -> tuple[bytes, dict[str, int]]:
-    """A TIFF: of any number of channels and depth, not compressed, with what the file says of alpha and of missing
-    data."""
+    """A TIFF of any number of channels and depth, with what the file says of alpha and of missing data."""
     import tifffile
 
     image, has_alpha, nodata = _read_whole(box.image)
@@ -514,8 +506,7 @@ def _read_arrays(part: str, pairs: Any, index: int) -> dict[str, Pixels]:
 
 
 def as_pixels(given: Any) -> Pixels:
-    """H,W or H,W,C. A torch tensor has its channels first; one channel alone needs no axis. Raises ValueError or
-    TypeError."""
+    """H,W or H,W,C; a torch tensor has its channels first. Raises ValueError or TypeError."""
     is_tensor = hasattr(given, "detach")
     array = np.asarray(given.detach().cpu() if is_tensor else given)
     if is_tensor and array.ndim == 3:

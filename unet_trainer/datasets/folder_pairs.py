@@ -1,7 +1,5 @@
-"""The pairs of a dataset, found in its folders: those of train, val and test, or of the lists that divide them.
-
-Files pair up by their names. What leaves files unpaired, or could be meant in several ways, is described with the
-settings that decide it. Masks that are not one file for each image become such files."""
+"""The pairs of a dataset, found in its folders by names. What leaves files unpaired, or could be meant several ways, is
+described with the settings that decide it. Masks that are not one file for each image become such files."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -161,8 +159,7 @@ class _Search:
     # The pairs of one part
 
     def _pair_part(self, part: Part, known: Rule | None = None) -> _Paired:
-        """The pairs of a part. `known`: the rule of the training names. Raises DataError where there is a question to
-        answer first."""
+        """The pairs of a part. `known`: the rule of the training names. Raises DataError where there is a question."""
         image_group, mask_group = self.layout.parts[part]
         assert mask_group is not None  # test without masks is not paired
         mask_suffix, is_one_folder = self.config.mask_suffix, image_group is mask_group
@@ -300,8 +297,7 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _describe_unpaired(parts: Sequence[_Paired], num_pairs: int) -> list[Problem]:
-    """Files without a partner, each with the fix; unpaired: skip is one if there are pairs to train on. As many images
-    as masks without a partner are likely numbered from different numbers: then the pairs are wrong ones."""
+    """Files without a partner, each with the fix. As many of both kinds are likely numbered differently."""
     images = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.images))
     masks = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.masks))
     fix = f"set mask_suffix to what follows the image's name in the mask's name, {TO_OTHERS}"
@@ -320,8 +316,7 @@ def _describe_unpaired(parts: Sequence[_Paired], num_pairs: int) -> list[Problem
 
 
 def _split_one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
-    """Images and masks of one folder: by mask_suffix, or by the one mark (such as _mask) or extension of masks that
-    leaves no file unpaired. Of a.jpg and a.png, the JPEG is the image."""
+    """By mask_suffix, or by the one mark (such as _mask) or extension of masks that leaves no file unpaired."""
     files = group.files
     if mask_suffix:
         return _split_by_suffix(files, group.place, mask_suffix)

@@ -1,9 +1,8 @@
-"""Which files are images and which are masks, by the names of their folders or by image_dir and mask_dir. Opens no
-file.
+"""Which files are images and which are masks, by the names of their folders or by image_dir and mask_dir.
 
 The names on the way to a file are read: one for images or masks (K), for a part (P), for both (train_masks), or that of
 a sequence (*). Files below K, K/P, P/K, */K and P/*/K are images or masks; where none is named so, those below P or
-data_dir itself. If more than one folder is possible, none is chosen: the question names them and the lines to set.
+data_dir itself. If more than one folder is possible, the question names them and the lines to set.
 """
 
 import os
@@ -51,10 +50,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """The images and masks of each part: one group for both if they lie side by side, None where test has no masks.
-
-    Without val, train is to be divided. The phrases describe it; `divided` is "folders train and val", or "".
-    """
+    """The images and masks of each part: one group for both if they lie side by side, None where test has no masks."""
 
     parts: dict[Part, tuple[Group, Group | None]]
     phrase: str

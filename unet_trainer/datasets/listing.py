@@ -69,8 +69,7 @@ class Listing:
             waiting += reversed([each for each in inner if not are_links[each.name] or (follows and follows(each))])
 
     def images(self, folder: Path, follows: Follows | None = None) -> Iterator[tuple[Path, list[str]]]:
-        """Each folder with the names of its image files, or of its volumes if it has none. Broken links count as files,
-        so that they are reported as missing."""
+        """Each folder with the names of its image files, or of its volumes if it has none."""
         for place in self.walk_folders(folder, follows):
             names = self.entries(place).files
             images = [name for name in names if name.lower().endswith((*IMAGE_EXTENSIONS,))]

@@ -106,8 +106,7 @@ class MaskEvidence:
 
     @cached_property
     def are_objects(self) -> bool:
-        """Whether the values but 0 number objects: each is one piece, and k occurs where 1 to k-1 do, or in few
-        masks."""
+        """Whether the values but 0 number objects: each one piece, and k occurs where 1 to k-1 do, or in few masks."""
         sets = [held for mask in self.masks if (held := set(mask.counts) - self.ignored - {0})]
         order = sorted(set().union(*sets), key=lambda value: (-self.holders[value], value))
         num_held, sizes = sum(map(len, sets)), {len(held) for held in sets}

@@ -1,8 +1,6 @@
-"""Decides what the values of the masks mean, and how many classes there are, where the config leaves it open.
-
-Five rules decide what is clear, in this order: a class file, ids from 0 to n, two values or two clusters of greys, a
-palette, few exact colours. Everything else is the question of mask_question.
-"""
+"""Decides what the values of the masks mean, and how many classes there are, where the config does not: by a class
+file, ids from 0 to n, two values or two clusters of greys, a palette, few exact colours, in this order. Everything else
+is the question of mask_question."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +33,7 @@ class ChosenClasses:
 
 
 def choose_classes(config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
-    """The classes, if there is only one way to read the masks; None where the user must be asked. Raises DataError for
-    settings that the masks contradict."""
+    """The classes, if there is only one way to read the masks, else None. Raises DataError for wrong settings."""
     number = implied_num_classes(config) if config.num_classes == "auto" else config.num_classes
     keys = [key for key in ("class_names", "class_weights") if isinstance(getattr(config, key), tuple)]
     reason = f"by {[*keys, 'mask_values'][0]}" if number is not None else ""

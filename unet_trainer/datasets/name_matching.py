@@ -242,8 +242,7 @@ def common_endings(by_ending: dict[str, dict[File, File]]) -> list[str]:
 
 
 def split_by_endings(files: Sequence[File]) -> tuple[list[File], list[File]]:
-    """Files of one folder as images and masks: a mask has the name of another file and more behind it, s0 and
-    s0_head."""
+    """Images and masks of one folder: a mask has the name of another file and more behind it, s0 and s0_head."""
     stems = {(file.folder, file.stem) for file in files}
     images, masks = list[File](), list[File]()
     for file in files:

@@ -210,6 +210,5 @@ def path_in(data_dir: Path, path: Path) -> str:
 
 
 def composed(text: str) -> str:
-    """The form in which names are compared (NFC): ä is one letter, not an a and its dots, as archives made on macOS
-    hold it."""
+    """The form in which names are compared (NFC): ä is one letter, not an a and its dots, as in archives of macOS."""
     return unicodedata.normalize("NFC", text)

@@ -104,8 +104,7 @@ def contact_sheet(
     names: Sequence[str] = (),
     has_background: bool = True,
 ) -> Pixels:
-    """Each image with its overlay beside it and its label above; a row is as high as its highest image. `names`: of the
-    classes, for a legend below."""
+    """Each image with its overlay beside it and its label above. `names`: of the classes, for a legend below."""
     cells = []
     for (image, ids), label in zip(pictures, labels, strict=True):
         drawn = (image, overlay(image, ids, has_background))

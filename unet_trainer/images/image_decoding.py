@@ -1,9 +1,7 @@
-"""Reads and writes image files, and tells what their bytes say before they are decoded: size, depth, palette, alpha,
-orientation, whether they are complete, and what a file is that is no image. Masks: see mask_decoding.
+"""Reads and writes image files, and tells what their bytes say before they are decoded. Masks: see mask_decoding.
 
-Values keep their depth, and nothing is converted silently. OpenCV decodes PNG, JPEG, WebP and BMP, tifffile TIFF. Where
-OpenCV would damage data (palettes turned into colours, cut-off files accepted), PIL decodes instead, or the file is
-refused."""
+Values keep their depth. OpenCV decodes PNG, JPEG, WebP and BMP, tifffile TIFF. Where OpenCV would damage data (palettes
+turned into colours, cut-off files accepted), PIL decodes instead, or the file is refused."""
 
 import io
 import logging
@@ -57,10 +55,8 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
 
 
 class EncodedImage:
-    """The bytes of an image file: what they say before they are decoded, and their pixels.
-
-    A header is parsed once, when it is first asked for. Of a broken one, the answers are those of a file without the
-    property: decoding tells what is wrong."""
+    """The bytes of an image file: what they say before they are decoded, and their pixels. Of a broken header, the
+    answers are those of a file without the property: decoding tells what is wrong."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -171,8 +167,7 @@ class EncodedImage:
 
     @cached_property
     def palette(self) -> list[tuple[int, int, int]]:
-        """Red, green and blue of each index where the pixels are indices into a table of colours; empty for other
-        files. Greys in order are no palette: PIL gives a BMP of them mode L, without one."""
+        """Red, green and blue of each index where the pixels are indices into a table of colours; else empty."""
         if self.tiff is not None:
             return (
                 []
@@ -214,8 +209,7 @@ class EncodedImage:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey and reports
-        nothing."""
+        """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey."""
         if self.data.startswith(PNG_START):
             return PNG_END not in self.data[-4096:]
         if not self.data.startswith(JPEG_START):

@@ -92,10 +92,8 @@ RGB_8BIT = ImageSpec(3, "uint8", IMAGENET_MEAN, IMAGENET_STD, 0.0, 255.0)
 
 
 def find_missing(image: Pixels, marks: Iterable[float] = ()) -> Pixels | None:
-    """H,W,C of bool: where an image has no data; None: it has data everywhere.
-
-    Of floats NaN, what is beyond MISSING and the marks. Of whole numbers, pixels of which all channels hold a mark.
-    """
+    """H,W,C of bool: where an image has no data; None: it has data everywhere. Of floats NaN, what is beyond MISSING
+    and the marks. Of whole numbers, pixels of which all channels hold a mark."""
     dtype, given = image.dtype, np.array([*marks], np.float64)
     if dtype.kind != "f" and not given.size:
         return None
@@ -167,10 +165,8 @@ def open_reader(path: Path, spec: ImageSpec) -> Iterator[ImageReader]:
 
 
 def read_small(path: Path, spec: ImageSpec, min_side: int | None = None) -> Decoded | None:
-    """An image, or None, with nothing decoded, if it is large. `spec` as in open_reader.
-
-    A JPEG may be decoded at 1/2 to 1/8 while both sides stay at least `min_side`; the size is that of the whole. Raises
-    ReadError."""
+    """An image, or None, with nothing decoded, if it is large. A JPEG may be decoded at 1/2 to 1/8 while both sides
+    stay at least `min_side`; the size is that of the whole. Raises ReadError."""
     with open_file(path) as file:
         start = file.read(SMALL_BYTES)  # most files whole: each call to the system lets other threads take the GIL
         if _num_pixels(path, file, start) > LARGE_PIXELS:

@@ -1,8 +1,5 @@
-"""Masks: the file of a mask → its values → class ids.
-
-A value is a whole number as it is in the file. A colour is one number too: a grey one is its brightness, any other is
-COLOUR + 0xRRGGBB. What the values mean is decided by datasets.mask_reading, not here.
-"""
+"""Masks: the file of a mask → its values → class ids. A value is a whole number as it is in the file. A colour is one
+number too: a grey one is its brightness, any other is COLOUR + 0xRRGGBB."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +26,8 @@ Channels = tuple[int, int, int]
 
 
 def read_mask(path: Path) -> Pixels:
-    """H,W whole numbers as they are in the file: uint8 or uint16, of a palette the index and not the colour (but see
-    image_decoding.mask_values_of); int32 for colours.
-
-    A picture in one colour with a varying alpha channel is a mask in its alpha channel.
-    """
+    """H,W whole numbers as they are in the file: uint8 or uint16, of a palette the index; int32 for colours. A picture
+    in one colour with a varying alpha channel is a mask in its alpha channel."""
     return decode_mask(read_bytes(path))
 
 

@@ -44,11 +44,10 @@ Affine = tuple[float, float, float, float, float, float]
 
 
 class TiffImage:
-    """The first series of a TIFF file: the whole image at full size, of a pyramid too. Channels are samples, planes or
-    pages.
+    """The first series of a TIFF file, at full size. Channels are samples, planes or pages.
 
-    `image[rows, columns]` decodes the blocks of that part and no others; several threads may read. To be closed, with
-    its file. `channels` of the model: alpha is dropped unless it is one of them. Raises ReadError.
+    `image[rows, columns]` decodes the blocks of that part; several threads may read. To be closed, with its file.
+    `channels` of the model: alpha is dropped unless it is one of them. Raises ReadError.
     """
 
     def __init__(self, file: BinaryIO, channels: int | None = None) -> None:
@@ -96,8 +95,7 @@ class TiffImage:
         self.file.close()
 
     def read_all(self, channels: int | None = None, as_ids: bool = False) -> Pixels:
-        """H,W,C of the whole image. `as_ids`: the values as stored, instead of the colours of a palette and the
-        brightness where white is 0."""
+        """H,W,C of the whole image. `as_ids`: as stored, without the colours of a palette, and where white is 0."""
         with read_errors():
             for page in filter(None, self.pages):
                 for offset, num_bytes in zip(page.dataoffsets, page.databytecounts, strict=True):

@@ -201,9 +201,7 @@ def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> 
 
 
 def _choose_classes(annotations: Annotations, class_names: Sequence[str]) -> tuple[str, ...]:
-    """The classes that occur, in the order of class_names (which may name more) or in their own. Raises DataError.
-
-    A single class may have any name, because its id is clear. Background, _background_ and the like are none."""
+    """The classes that occur, in the order of class_names (which may name more) or in their own. Raises DataError."""
     used = {entry.label for image in annotations.images for entry in image.entries if entry.has_area}
     declared = dict.fromkeys([*annotations.declared, *sorted(used)])
     names, wanted = (
