@@ -8,7 +8,6 @@ import io
 import json
 import logging
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,9 +38,8 @@ FORMAT, INDEX = 1, "index.json"
 FEW = 8  # files for which another child process does not pay
 FOREGROUND = 255
 SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
-NUM_LOOKED_AT, MOST = 3, 0.9  # masks of each class, and the share of their pixels that have one of two values
+NUM_LOOKED_AT = 3  # masks of each class
 TIFF = (".tif", ".tiff")
-NUMBERED = re.compile(r"\D*\d+\D*")
 
 
 class Conversion(NamedTuple):
@@ -152,16 +150,8 @@ def find_object_files(images: Sequence[File], masks: Sequence[File], is_in_seque
         by_place[mask.folder].append(mask)
     if len(places) < len(images) or not by_place or not set(by_place) <= set(places):
         return None
-    # Files of one name in many folders are classes: liver.png, tumour.png. Objects are numbered.
-    counts = Counter(mask.stem for mask in masks)
-    are_classes = min(len(by_place), len(counts)) > 1 and all(
-        2 * count > len(by_place) and not NUMBERED.fullmatch(stem) for stem, count in counts.items()
-    )
-    return {
-        image: [(mask.stem if are_classes else "", mask.path) for mask in by_place[place]]
-        for place, image in places.items()
-        if place in by_place
-    }
+    own = ((image, by_place[place]) for place, image in places.items() if place in by_place)
+    return {image: [("", mask.path) for mask in its] for image, its in own}
 
 
 def find_class_files(images: Sequence[File], masks: Sequence[File]) -> MaskParts | None:
@@ -200,14 +190,10 @@ def find_ending_files(images: Sequence[File], masks: Sequence[File]) -> MaskPart
 
 
 def _holds_two_values(path: Path) -> bool:
-    """At most, but for soft edges. False for what cannot be read."""
-    try:
-        mask = read_mask(path)
-    except ReadError:
-        return False
-    values, counts = np.unique(mask, return_counts=True)
-    is_soft = mask.dtype == np.uint8 and values[-1] > SOFT_EDGE and counts[0] + counts[-1] > MOST * mask.size
-    return len(values) < 3 or bool(is_soft)
+    """At most. False for what cannot be read."""
+    with contextlib.suppress(ReadError):
+        return len(np.unique(read_mask(path))) < 3
+    return False
 
 
 class Merged(NamedTuple):

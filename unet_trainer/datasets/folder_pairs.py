@@ -11,6 +11,7 @@ from typing import get_args
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, layouts, name_matching
 from unet_trainer.datasets import pairs as pairing
+from unet_trainer.datasets.formats.values import inside
 from unet_trainer.datasets.layouts import Group, Layout
 from unet_trainer.datasets.listing import Listing
 from unet_trainer.datasets.name_matching import CHANNEL, PARTS, File, Match, Rule, best_match, split_by_endings
@@ -133,8 +134,10 @@ class _Search:
             known = {f"{image.folder}{image.stem}" for image in images.files}
             # A name in two lists belongs to the later part: it must not train.
             for part in (part for part in get_args(Part) if part in files):
+                with inside(place / files[part]):
+                    lines = input_files.read_text(place / files[part], errors="surrogateescape").splitlines()
                 # A line is a name, or its first word is: the rest then says whether a class occurs.
-                for line in filter(None, map(str.strip, _read_lines(place / files[part]))):
+                for line in filter(None, map(str.strip, lines)):
                     name = composed(f"{sequence}{line}")
                     parts[name if name in known else composed(f"{sequence}{line.split()[0]}")] = part
                 names[files[part]] = None
@@ -284,13 +287,6 @@ class _Search:
                 made.append(File(one.path, *case))
                 self.origins[one.path] = f"{files[0].path} and {len(files) - 1} more"
         return made, f", {most} files as the channels of each image"
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        return input_files.read_text(path, errors="surrogateescape").splitlines()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from None
 
 
 # What is open: the files without a partner, and the settings that decide
