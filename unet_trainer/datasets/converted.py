@@ -135,9 +135,6 @@ def _make_file(conversion: Conversion, path: Path) -> Mapping[str, int]:
     return facts
 
 
-# Files of objects and of classes
-
-
 MaskParts = dict[File, list[tuple[str, Path]]]  # image → the files of its mask, each with its class; objects have none
 
 
@@ -249,9 +246,6 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
     return merged, {name: int(np.count_nonzero(pixels)) for name, pixels in facts.items()}
 
 
-# Channels in files of their own
-
-
 def join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
     """Of an image or volume, the channels of its files in their order."""
     read: list[Pixels] = []
@@ -263,9 +257,6 @@ def join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
             size, first = ("×".join(map(str, pixels.shape[-2::-1])) for pixels in (read[-1], read[0]))
             raise DataError(f"{path}: {size}, the other channels of this image are {first}")
     return np.concatenate(read, axis=-1), {}
-
-
-# Pages of stacks
 
 
 def has_pages(path: Path) -> bool:
@@ -372,9 +363,6 @@ def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
         return whole_numbers(page), {}
 
 
-# Blocks of a large image
-
-
 def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs, those with a box as files of their own; raises DataError, which names the user's files."""
     wanted = []
@@ -436,9 +424,6 @@ def _mask_block(box: Box) -> tuple[Pixels, dict[str, int]]:
         return np.ascontiguousarray(block), {}
     colours = np.where(block >= COLOUR, block - COLOUR, block * 0x010101)
     return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], 2).astype(np.uint8), {}
-
-
-# Data that a Python caller brings: written as files, so that a run can be resumed and evaluated without it
 
 
 class Pairs(Protocol):

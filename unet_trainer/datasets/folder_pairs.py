@@ -114,8 +114,6 @@ class _Search:
         self.notices += [pairing.describe_problems(part.problems)] if part.problems else []
         return part.pairs
 
-    # Lists of names that divide the images
-
     def _read_split_lists(self) -> tuple[SplitLists | None, str]:
         """The lists of VOC beside the folders of images (one set for each folder, as in VOC2007/ and VOC2012/), and how
         messages name them; None if one has none. Images in no list do not belong to the dataset."""
@@ -158,8 +156,6 @@ class _Search:
             what = f"in {LISTS} without an image"
             problems.append(Problem("no_image", "name", what, missing, fix, pairing.SKIP.settings))
         return [*listed.values()]
-
-    # The pairs of one part
 
     def _pair_part(self, part: Part, known: Rule | None = None) -> _Paired:
         """The pairs of a part. `known`: the rule of the training names. Raises DataError where there is a question."""
@@ -287,9 +283,6 @@ class _Search:
                 made.append(File(one.path, *case))
                 self.origins[one.path] = f"{files[0].path} and {len(files) - 1} more"
         return made, f", {most} files as the channels of each image"
-
-
-# What is open: the files without a partner, and the settings that decide
 
 
 def _describe_unpaired(parts: Sequence[_Paired], num_pairs: int) -> list[Problem]:

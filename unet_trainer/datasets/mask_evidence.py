@@ -91,8 +91,6 @@ class MaskEvidence:
             values, colours = values[~is_close], colours[~is_close]
         return groups
 
-    # Objects, void, pictures
-
     @property
     def has_regions(self) -> bool:
         """Whether the values lie in regions, as classes do, and not in specks, as the greys of a photograph."""
@@ -141,9 +139,6 @@ class MaskEvidence:
         """Whether the most frequent values have few of the pixels, and lie in specks."""
         covered = sum(pixels for _, pixels in self.counts.most_common(PICTURE_VALUES))
         return 2 * covered < self.total and not self.has_regions
-
-
-# How often each class occurs
 
 
 def total_of(counts: Iterable[Mapping[int, int]]) -> Counter[int]:

@@ -74,9 +74,6 @@ def of_each(
     return ChosenClasses(coding, number, f"the masks hold {reason}")
 
 
-# Masks saved as JPEG: each pixel goes to the nearest value
-
-
 def jpeg_tolerance(values: Sequence[int]) -> int:
     """Pixels between two classes may look like a third one; where there is none, each goes to the nearest."""
     return min(MAX_TOLERANCE if len(values) == 2 else EDGE_WIDTH, masks.largest_tolerance(values))

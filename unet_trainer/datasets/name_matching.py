@@ -133,9 +133,6 @@ def without_marks(stem: str) -> list[str]:
     return [rest for mark in mask_marks(stem) for rest in (stem[: -len(mark)], stem[len(mark) :])]
 
 
-# One rule for all pairs
-
-
 def best_match(images: Sequence[File], masks: Sequence[File], known: Rule | None = None) -> Match:
     """The match of the first rule that leaves nothing unpaired: `known` (of the training pairs), the same names, what
     the images and what the masks have in common. Else that which pairs most."""
@@ -211,9 +208,6 @@ def _differ_in_numbers(image: Affixes, mask: Affixes) -> bool:
     )
     only_image, only_mask = image_words - mask_words, mask_words - image_words
     return bool(only_image and only_mask) or any(map(str.isdigit, only_image | only_mask))
-
-
-# Several masks of an image, which differ by the endings of their names
 
 
 def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, dict[File, File]]:

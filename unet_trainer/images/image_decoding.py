@@ -300,8 +300,6 @@ def encode_image(pixels: Pixels, extension: str) -> bytes:
     return buffer.tobytes()
 
 
-# Files that are no images
-
 HEAD_BYTES = 512
 ARCHIVE = "an archive; unpack it, and give the folder in its place"
 FORMATS = {  # by their extensions: what a file is, with what to do about it
