@@ -13,16 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unet_trainer.config.schema import Config
+from unet_trainer.datasets import name_matching
 from unet_trainer.datasets.listing import Listing, resolved
-from unet_trainer.datasets.name_matching import (
-    File,
-    Kind,
-    classes_by_ending,
-    folder_meaning,
-    mask_marks,
-    name_files,
-    split_by_endings,
-)
+from unet_trainer.datasets.name_matching import File, Kind, folder_meaning
 from unet_trainer.datasets.pairs import Part, Question, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
@@ -112,12 +105,12 @@ def holds_masks_too(files: Sequence[File], mask_suffix: str) -> bool:
     """Whether some of the files are masks: some but not all of a folder are named like one, two files share a name
     (a.jpg, a.png), or have its name and that of a class (a.png, a_cat.png, a_dog.png)."""
     marked = {
-        (file.folder, bool(mask_marks(file.stem) or (mask_suffix and file.stem.endswith(mask_suffix))))
+        (file.folder, bool(name_matching.mask_marks(file.stem) or (mask_suffix and file.stem.endswith(mask_suffix))))
         for file in files
     }
     has_both = len(marked) > len({folder for folder, _ in marked})
     share_names = len({(file.folder, file.stem) for file in files}) < len(files)
-    return has_both or share_names or bool(classes_by_ending(*split_by_endings(files)))
+    return has_both or share_names or bool(name_matching.classes_by_ending(*name_matching.split_by_endings(files)))
 
 
 def images_of_dataset(root: Path, files: Sequence[Path]) -> list[Path]:
@@ -185,7 +178,7 @@ class _Search:
             group = groups.setdefault((role.kind, role.part, place), new)
             group.folders[role.sequence] = base
             below = role.sequence + "".join(f"{name}/" for name in inner[role.depth :])
-            group.files += name_files(folder, names, below)
+            group.files += name_matching.name_files(folder, names, below)
         found: Groups = {"image": [], "mask": [], None: []}
         for (kind, _, _), group in groups.items():
             found[kind] += [group] if group.files else []

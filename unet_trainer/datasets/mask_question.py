@@ -7,20 +7,15 @@ from typing import Any
 
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config
+from unet_trainer.datasets import mask_reading
 from unet_trainer.datasets.mask_evidence import MAX_LISTED, VOID, MaskEvidence
-from unet_trainer.datasets.mask_reading import (
-    MAX_BLURRED,
-    MAX_CLASSES,
-    MIN_TOLERANCE,
-    ChosenClasses,
-    jpeg_tolerance,
-    of_each,
-)
+from unet_trainer.datasets.mask_reading import ChosenClasses, of_each
 from unet_trainer.datasets.pairs import Choice, Question
 from unet_trainer.images.mask_decoding import show_value
 from unet_trainer.system.console import counted
 
 MAX_CHOICES, NUM_ROWS = 3, 12
+MAX_BLURRED = 0.05  # share of pixels between the colours of masks saved as JPEG
 MIN_MAIN = 0.5  # share of pixels of the values that are classes beside noise
 
 
@@ -98,7 +93,7 @@ def _possible_readings(evidence: MaskEvidence) -> Iterator[ChosenClasses]:
     are_two_codings = len(seen) == 3 and high == VOID and not evidence.is_beside_classes(VOID)
     if seen[0] == 0 and (evidence.are_objects or are_two_codings):
         yield of_each(evidence, None, nonzero)
-    are_ids = len(seen) <= MAX_CLASSES and seen == list(range(len(seen)))
+    are_ids = len(seen) <= mask_reading.MAX_CLASSES and seen == list(range(len(seen)))
     yield from () if are_ids or evidence.are_objects else _of_main_values(evidence)
     if len(seen) == 2:
         yield from _either_order(evidence, *seen)
@@ -129,10 +124,10 @@ def _of_main_values(evidence: MaskEvidence) -> Iterator[ChosenClasses]:
     groups = evidence.groups if are_mixed else {value: [value] for value in evidence.seen}
     doubtful = {*evidence.only_in_edges, *evidence.in_one_mask}
     main = [each for each, group in groups.items() if each not in doubtful or evidence.share(*group) > MAX_BLURRED]
-    others, tolerance = set(evidence.seen) - set(main), jpeg_tolerance(main)
+    others, tolerance = set(evidence.seen) - set(main), mask_reading.jpeg_tolerance(main)
     if not 2 <= len(main) <= MAX_LISTED or not others:
         return
-    if others > set(evidence.in_one_mask) and tolerance >= MIN_TOLERANCE:
+    if others > set(evidence.in_one_mask) and tolerance >= mask_reading.MIN_TOLERANCE:
         meaning = f"a class for each of {len(main)} values, in an order that you may change; others go to the nearest"
         yield of_each(evidence, sorted(main), meaning, tolerance=0 if evidence.is_lossy else tolerance)  # known of JPEG
     elif evidence.share(*main) >= MIN_MAIN:

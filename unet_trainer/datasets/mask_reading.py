@@ -17,7 +17,6 @@ from unet_trainer.images.mask_shapes import EDGE_WIDTH
 MAX_CLASSES = 254  # ids 254 and 255 have a meaning of their own
 MIN_TOLERANCE, MAX_TOLERANCE = 8, 127  # JPEG changes values by more than the first
 MAX_NAMED_VOID = 0.5  # share of pixels of a class named void; with more it may be the background
-MAX_BLURRED = 0.05  # share of pixels between the colours of masks saved as JPEG
 BLACK, WHITE = 0x000000, 0xFFFFFF  # in a palette
 AND_VOID = "; 255 beside them is taken as void"
 
