@@ -193,7 +193,10 @@ def test_images_without_masks_and_masks_without_images_are_named_with_what_to_do
     assert (len(problem.lines), problem.settings) == (2, {"unpaired": "skip"})
     skipped = found_in(tmp_path, mask_suffix="_m", unpaired="skip")
     assert (len(skipped.pairs), skipped.blocking_message) == (2, "")
-    assert skipped.notices[0] == f"2 images without a mask left out (unpaired: skip), e.g. {tmp_path / 'images/b.jpg'}"
+    assert (
+        skipped.notices[0]
+        == f"2 images without a mask, 0 masks without an image left out (unpaired: skip), e.g. {tmp_path / 'images/b.jpg'}"
+    )
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -311,7 +314,7 @@ def test_pages_belong_to_the_part_of_their_file(tmp_path):
     (["test/images/x.png", "test/images/y.png", "test/masks/x.png", "test/masks/y.png"], ["x", "y"], ()),
     (["test/images/x.png"], [], ("1 test image without masks in test/images/",)),
     (["test/x.png", "test/y.png"], [], ("2 test images without masks in test/",)),
-    (["test/images/x.png", "test/images/y.png", "test/masks/x.png"], ["x"], ("1 image without a mask in test/images/, left out",)),
+    (["test/images/x.png", "test/images/y.png", "test/masks/x.png"], ["x"], ("1 image without a mask, 0 masks without an image in test/images/, left out",)),
 ])  # fmt: skip
 def test_a_test_folder_is_said_and_kept_for_evaluate(tmp_path, test, kept, notices):
     touch(tmp_path, *(f"{part}/{kind}/{part}.png" for part in ("train", "val") for kind in ("images", "masks")), *test)

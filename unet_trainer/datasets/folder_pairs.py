@@ -51,10 +51,8 @@ class _Paired:
 
     @property
     def unpaired(self) -> str:
-        """3 images without a mask and 1 mask without an image."""
-        nouns = ("image without a mask", "images without a mask"), ("mask without an image", "masks without an image")
-        sides = zip((self.match.images, self.match.masks), nouns, strict=True)
-        return " and ".join(counted(len(files), *noun) for files, noun in sides if files)
+        images, masks = len(self.match.images), len(self.match.masks)
+        return f"{counted(images, 'image')} without a mask, {counted(masks, 'mask')} without an image"
 
 
 @dataclass
@@ -110,7 +108,7 @@ class _Search:
         except DataError as error:
             self.notices.append(f"{place}/ cannot be used by evaluate: {error}")
             return []
-        self.notices += [f"{part.unpaired} in {place}/, left out"] if part.unpaired else []
+        self.notices += [] if part.match.is_complete else [f"{part.unpaired} in {place}/, left out"]
         self.notices += [pairing.describe_problems(part.problems)] if part.problems else []
         return part.pairs
 

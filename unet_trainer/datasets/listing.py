@@ -92,20 +92,15 @@ def list_files(folder: Path, follows: Follows | None = None, listing: Listing | 
 
 
 def refuse_unreadable(data_dir: Path, others: Sequence[str | None] = (), listing: Listing | None = None) -> None:
-    """Raises DataError for the first folder that this user may not list or search: it would look empty, and its images
-    be missed. That is data_dir, one above it, one below it, or one of `others`, relative to it."""
-    for folder in (data_dir, *(data_dir / other for other in others if other is not None)):
-        for place in (*reversed(folder.absolute().parents), folder):
-            _refuse_closed(place, os.R_OK | os.X_OK if place == folder else os.X_OK)
-    listing = listing or Listing()
-    for inner in (inner for folder in listing.walk_folders(data_dir) for inner in listing.subfolders(folder)):
-        _refuse_closed(inner, os.R_OK | os.X_OK)  # links too
-
-
-def _refuse_closed(folder: Path, mode: int) -> None:
-    if folder.is_dir() and not os.access(folder, mode):
-        fix = "need the permissions r and x on it (chmod u+rx), or another user"
-        raise DataError(f"data_dir: {folder} cannot be read (Permission denied); {fix}")
+    """Raises DataError for the first folder that this user may not list or search: it would look empty. That is
+    data_dir, one above it, one below it, or one of `others`, relative to it."""
+    listing, named = listing or Listing(), [data_dir, *(data_dir / other for other in others if other is not None)]
+    below = [inner for folder in listing.walk_folders(data_dir) for inner in listing.subfolders(folder)]  # links too
+    modes = {place: os.X_OK for folder in named for place in folder.absolute().parents}
+    for folder, mode in sorted((modes | dict.fromkeys([*named, *below], os.R_OK | os.X_OK)).items()):
+        if folder.is_dir() and not os.access(folder, mode):
+            fix = "need the permissions r and x on it (chmod u+rx), or another user"
+            raise DataError(f"data_dir: {folder} cannot be read (Permission denied); {fix}")
 
 
 def is_run_folder(folder: Path) -> bool:
