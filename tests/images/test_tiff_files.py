@@ -124,7 +124,7 @@ def test_what_cannot_be_is_a_read_error_whole_and_by_blocks(change, why, tmp_pat
     with pytest.raises(ReadError, match=why):
         decode_image(path.read_bytes())
     with pytest.raises(ReadError, match=why), opened(path) as image:
-        image[0 : image.shape[0], 0 : image.shape[1]]
+        image[0 : image.stored_size[0], 0 : image.stored_size[1]]
 
 
 def test_a_bomb_in_one_block_is_refused_and_many_ordinary_blocks_are_none(tmp_path, monkeypatch):

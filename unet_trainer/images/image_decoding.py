@@ -301,7 +301,6 @@ def encode_image(pixels: Pixels, extension: str) -> bytes:
 
 
 HEAD_BYTES = 512
-ARCHIVE = "an archive; unpack it, and give the folder in its place"
 FORMATS = {  # by their extensions: what a file is, with what to do about it
     ".heic .heif": "a photo in Apple's HEIC format; convert it to JPEG or PNG",
     ".avif .jfif .jpe .ppm .pgm .pnm .jp2 .jxl .tga .psd .svg .pdf": "a picture of a form that is not read; convert it "
@@ -310,8 +309,7 @@ FORMATS = {  # by their extensions: what a file is, with what to do about it
     ".nii .nii.gz": "a NIfTI volume; save its slices as TIFF or .npy (nibabel reads them; training takes volumes)",
     ".czi .nd2 .lif .oib .lsm .vsi .ims": "a file of a microscope; save it as TIFF (bfconvert FILE out.tif)",
     ".npz .h5 .hdf5 .mat .mha .mhd .nrrd": "a file of arrays; save each image in it as TIFF or .npy",
-    ".zip .tar .7z .rar .gz": ARCHIVE,
-    ".tgz .tar.gz": f"{ARCHIVE} (or, if it is a shard, decompress it: shards are plain .tar)",
+    ".zip .tar .7z .rar .gz .tgz": "an archive; unpack it, and give the folder in its place (shards are plain .tar)",
     ".mp4 .mov .avi .mkv .webm .mpg .wmv": "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)",
     ".parquet .arrow": "a table of Hugging Face, which is not read; save its images and masks as files, or give the "
     "pairs from Python (train_data=)",

@@ -125,7 +125,7 @@ class ImageReader:
     def __init__(self, source: Pixels | TiffImage, spec: ImageSpec | None = None) -> None:
         """`spec` by which missing data is filled; None: it is filled already."""
         self.source, self.spec = source, spec
-        self.size: Size = source.shape[0], source.shape[1]
+        self.size: Size = source.stored_size if isinstance(source, TiffImage) else source.shape[:2]
         self.has_missing = False  # some of what was read was missing, and was filled
 
     @property
@@ -150,14 +150,15 @@ class ImageReader:
 
 @contextlib.contextmanager
 def open_reader(path: Path, spec: ImageSpec) -> Iterator[ImageReader]:
-    """TIFF files by blocks, arrays mapped into memory, all others decoded whole. `spec` of the model: an alpha channel
-    beyond its channels is dropped, missing data filled. Raises ReadError."""
+    """Upright TIFF files by blocks, arrays mapped into memory, all others decoded whole. `spec` of the model: an alpha
+    channel beyond its channels is dropped, missing data filled. Raises ReadError."""
     with open_file(path) as file:
         start = file.read(8)
         if start.startswith(TIFF_STARTS):
             with contextlib.closing(TiffImage(file, spec.channels)) as tiff:
-                yield ImageReader(tiff, spec)
-            return
+                if tiff.orientation == 1:
+                    yield ImageReader(tiff, spec)
+                    return
     if start.startswith(NPY_START):
         yield ImageReader(map_npy(path), spec)
     else:

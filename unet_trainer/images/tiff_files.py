@@ -83,12 +83,6 @@ class TiffImage:
             value = float(first.tags[NODATA].value)
             self.nodata = value if math.isfinite(value) else None
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Height and width as displayed."""
-        height, width = self.stored_size
-        return (width, height) if self.orientation in SIDEWAYS else (height, width)
-
     def close(self) -> None:
         if self.threads is not None:
             self.threads.shutdown(cancel_futures=True)
@@ -112,18 +106,12 @@ class TiffImage:
             return np.ascontiguousarray(upright(self._as_shown(array, channels, as_ids), self.orientation))
 
     def __getitem__(self, part: Part) -> Pixels:
-        """H,W,C of a part of the image as displayed."""
-        (rows, columns), (height, width) = part, self.shape
-        if self.orientation in ROWS_FLIPPED:
-            rows = slice(height - rows.stop, height - rows.start)
-        if self.orientation in COLUMNS_FLIPPED:
-            columns = slice(width - columns.stop, width - columns.start)
-        if self.orientation in SIDEWAYS:
-            rows, columns = columns, rows
+        """H,W,C of a part of the image as stored."""
+        rows, columns = part
         with read_errors():
             self._refuse_other_layouts()
             stored = self._read_run(rows) if self.first.is_final else self._read_blocks(rows)
-            return np.ascontiguousarray(upright(self._as_shown(stored[:, columns], self.channels), self.orientation))
+            return np.ascontiguousarray(self._as_shown(stored[:, columns], self.channels))
 
     def _as_shown(self, stored: Pixels, channels: int | None, as_ids: bool = False) -> Pixels:
         if self.has_alpha and channels != self.num_channels:

@@ -25,7 +25,7 @@ MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 UNCLAIMED, BELOW_ALL = 2**31 - 1, 2**30  # sizes of no object, and added to that of a crowd region
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
 # Counts of a drawn mask: objects and pixels.
-NO_AREA, CROWDS, SHARED = "no area", "crowds", "shared"
+NO_AREA, SHARED = "no area", "shared"
 
 File = tuple[Path, Any]  # of annotations, and its content: JSON, the header of a CSV, or None
 
@@ -183,7 +183,6 @@ def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> 
     notices += note("test image", bad[True], "left out", 3)
     for kind, noun, what in (
         (NO_AREA, "object", " left out, without an area (a point, a line) or outside of the image"),
-        (CROWDS, "object", " of a crowd (iscrowd) drawn as part of its class, below all others"),
         (SHARED, "pixel", f" in objects of several classes; {annotations.overlap_rule}"),
     ):
         holders = [image.image.name for image, mask in zip(images, drawn, strict=True) if mask.facts.get(kind)]
@@ -241,7 +240,6 @@ def _draw_mask(image: AnnotatedImage, classes: Sequence[str], smaller_on_top: bo
             patch = entry.draw(height, width)
             num_pixels = int(np.count_nonzero(patch.pixels))
             counts[NO_AREA] += num_pixels == 0
-            counts[CROWDS] += entry.is_crowd
             class_id, there, size_there = ids.get(entry.label, 0), mask[patch.area], sizes[patch.area]
             contested[patch.area] |= patch.pixels & (there != 0) & (there != class_id) & (class_id != 0)
             rank = num_pixels + BELOW_ALL * entry.is_crowd if smaller_on_top else 0
