@@ -113,9 +113,11 @@ class Annotations:
     notices: list[str] = field(default_factory=list)
     files: str = ""  # for people: "annotations/instances_train.json"
 
-    def collect(self, place: Place, files: Sequence[File], parse: "Parse", one_each: str = "") -> bool:
-        """Add what the files hold, of the images that are there. `one_each`: the noun of files that hold one image
-        each. Return whether there are any files; raises DataError, also if none of their images is there."""
+    def collect(
+        self, place: Place, files: Sequence[File], parse: Callable[..., Sequence[AnnotatedImage]], one_each: str = ""
+    ) -> bool:
+        """Add what the files hold, of the images that are there: `parse` lists those of a file, and adds the names of
+        its classes. `one_each`: the noun of files that hold one image each. Return whether there are any files."""
         self.files = ", ".join(path_in(place.data_dir, path) for path, _ in files)
         if one_each and files:
             self.files = f"{counted(len(files), one_each)} such as {files[0][0].name}"
@@ -141,10 +143,6 @@ class Annotations:
             raise DataError(f"{self.files} ({self.tool}): {what}; set image_dir to their folder")
         self.notices += note("image", missing, f"of {self.files} without a readable file left out")
         return bool(files)
-
-
-# Lists the images of a file, and adds the names of its classes and notices.
-Parse = Callable[[Annotations, Path, Any], Sequence[AnnotatedImage]]
 
 
 def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> FoundPairs:
