@@ -17,14 +17,12 @@ from unet_trainer.datasets.listing import Listing
 from unet_trainer.datasets.name_matching import CHANNEL, PARTS, File, Match, Rule, best_match, split_by_endings
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import VOLUME_EXTENSIONS
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 
 TO_CSV = "split_file to a CSV with the columns image and mask"
 TO_OTHERS = f"image_dir and mask_dir to other folders, or {TO_CSV}"
 LISTS = "ImageSets/Segmentation"  # of PASCAL VOC: train.txt, val.txt, test.txt, trainval.txt, a name in each line
-MAY_HAVE_PAGES = (*converted.TIFF, *VOLUME_EXTENSIONS)
 REPAIR = "repair these files"
 
 SplitLists = Mapping[str, Part | None]  # name of a listed image → its part; None: it is to be divided
@@ -229,10 +227,9 @@ class _Search:
         """Each mask is a file of its own, or a page of a stack."""
         plain, stacks = list[Pair](), list[Pair]()
         for image, mask in found.match.pairs:
-            name, origin = f"{image.folder}{image.stem}", self.origins.get(image.path, "") if self.origins else ""
+            name, origin = f"{image.folder}{image.stem}", self.origins.get(image.path, "")
             pair = Pair(name, image.path, mask.path, self._part_of(name, part), image_origin=origin)
-            may_have_pages = str(mask.path).lower().endswith(MAY_HAVE_PAGES)
-            (stacks if may_have_pages and converted.has_pages(mask.path) else plain).append(pair)
+            (stacks if converted.has_pages(mask.path) else plain).append(pair)
         if not plain and not stacks:
             return
         first = min((*plain, *stacks), key=lambda pair: pair.name)

@@ -66,8 +66,7 @@ Groups = dict[Kind | None, list[Group]]
 
 def find_layout(data_dir: Path, config: Config, listing: Listing) -> Layout:
     """The images and masks in data_dir; what image_dir or mask_dir names is not searched for. Raises DataError."""
-    keys: tuple[tuple[Kind, str | None], ...] = (("image", config.image_dir), ("mask", config.mask_dir))
-    explicit: dict[Kind, str] = {kind: value for kind, value in keys if value is not None}
+    explicit = {kind: value for kind, key in KEYS.items() if (value := getattr(config, key)) is not None}
     search, mask_suffix = _Search(data_dir, explicit, listing), config.mask_suffix
     groups = _without_stray_sequences(search.group_files(), search.root)
     for kind in explicit:

@@ -169,11 +169,8 @@ class EncodedImage:
     def palette(self) -> list[tuple[int, int, int]]:
         """Red, green and blue of each index where the pixels are indices into a table of colours; else empty."""
         if self.tiff is not None:
-            return (
-                []
-                if self.tiff.palette is None
-                else [(red, green, blue) for red, green, blue in self.tiff.palette.tolist()]
-            )
+            colours = [] if self.tiff.palette is None else self.tiff.palette.tolist()
+            return [(red, green, blue) for red, green, blue in colours]
         is_bmp = self.data.startswith(BMP_START) and len(self.data) > 30 and self.data[28] <= 8
         if self.png_kind[1] != PNG_PALETTE and not is_bmp:
             return []

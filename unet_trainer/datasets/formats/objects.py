@@ -166,29 +166,29 @@ def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> 
     ]
     settings = [classes, annotations.overlap_rule]
     drawn = converter.write(annotations.tool.lower(), settings, conversions, "Drawing masks from annotations:")
-    pairs: list[Pair] = []
-    bad: dict[bool, list[str]] = {False: [], True: []}  # by whether it is of test, which stops no training
-    for name, image, mask in zip(names, images, drawn, strict=True):
-        if mask.problem:
-            bad[image.part == "test"].append(f"{image.where}: {mask.problem}")
-        else:
-            name = name.removesuffix(image.image.suffix)
-            pairs.append(Pair(name, image.image, mask.path, image.part, mask_origin=image.where))
+    results = [*zip(names, images, drawn, strict=True)]
+    pairs = [
+        Pair(name.removesuffix(image.image.suffix), image.image, mask.path, image.part, mask_origin=image.where)
+        for name, image, mask in results
+        if not mask.problem
+    ]
+    bad = [(image.part, f"{image.where}: {mask.problem}") for _, image, mask in results if mask.problem]
     empty = (image.image.name for image in images if not image.entries)
     others = (path_in(place.root, path) for path in place.images if path not in first)
     notices += note("image", empty, "without any annotation, all background")
     notices += note("image file", others, "that no annotation names left out")
-    notices += note("test image", bad[True], "left out", 3)
+    notices += note("test image", [line for part, line in bad if part == "test"], "left out")  # stops no training
     for kind, noun, what in (
         (NO_AREA, "object", " left out, without an area (a point, a line) or outside of the image"),
         (SHARED, "pixel", f" in objects of several classes; {annotations.overlap_rule}"),
     ):
-        holders = [image.image.name for image, mask in zip(images, drawn, strict=True) if mask.facts.get(kind)]
+        holders = [image.image.name for _, image, mask in results if mask.facts.get(kind)]
         if holders:
             number = sum(mask.facts.get(kind, 0) for mask in drawn)
             notices.append(f"{counted(number, noun)}{what}: in {first_few(holders, 3)}")
     fix = "correct these entries, or their image files, or remove them"
-    problem = Problem("annotations", "annotation", "that cannot be used", tuple(bad[False]), fix)
+    lines = tuple(line for part, line in bad if part != "test")
+    problem = Problem("annotations", "annotation", "that cannot be used", lines, fix)
     rule = f"{annotations.files} ({annotations.tool}), drawn as masks, classes {annotations.class_order}"
     class_names = classes if len(classes) == 1 else ("background", *classes)
     result = divided(pairs, rule, [problem], class_names=class_names, notices=tuple(notices))

@@ -95,8 +95,8 @@ def plain(name: str) -> str:
     return composed(name).casefold()
 
 
-def note(noun: str, names: Iterable[str], what: str, most: int = 5) -> list[str]:
+def note(noun: str, names: Iterable[str], what: str) -> list[str]:
     """A line about all of these names; none without any."""
     names = [*names]
     number = counted(len(names), noun, "classes" if noun == "class" else None)
-    return [f"{number} {what}: {first_few(names, most)}"] if names else []
+    return [f"{number} {what}: {first_few(names)}"] if names else []
