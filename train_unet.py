@@ -55,7 +55,6 @@ if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answ
     from unet_trainer.datasets.converted import Pairs
     from unet_trainer.model.custom import CustomLoss, CustomModel
     from unet_trainer.runs.tables import Row
-    from unet_trainer.training.evaluation import EvalMetrics, Evaluation
     from unet_trainer.training.result import TrainResult
     from unet_trainer.training.run import Run
 
@@ -141,8 +140,7 @@ def train_epochs(
     is_followed: bool = False,
     started: float | None = None,
 ) -> Generator[Row, None, TrainResult]:
-    """The result; the rows of the epochs if it `is_followed`. `started`: when the command was given, if that was before
-    now."""
+    """The result; the rows of the epochs if it `is_followed`. `started`: when the command was given, if before now."""
     started = time.perf_counter() if started is None else started
     overrides = {**overrides, **custom.loss_setting}
     if config is None and custom.model is None and custom.train_data is None:  # the demo's settings do not fit these
@@ -158,20 +156,20 @@ def train_epochs(
         check_url("data_dir", config.data_dir)
         session.console.say("U-Net trainer")  # torch takes seconds to import
 
-        with session.importing():
-            from unet_trainer.reports.run_report import write_report
-            from unet_trainer.runs.folder import BEST
-            from unet_trainer.training.pilots import try_learning_rates, warn_if_not_learning
-            from unet_trainer.training.recovery import recovering
-            from unet_trainer.training.result import report
-            from unet_trainer.training.setup import set_up
+        from unet_trainer.reports.run_report import write_report
+        from unet_trainer.runs.folder import BEST
+        from unet_trainer.training.pilots import try_learning_rates, warn_if_not_learning
+        from unet_trainer.training.recovery import recover
+        from unet_trainer.training.result import report
+        from unet_trainer.training.run import validate
+        from unet_trainer.training.setup import set_up
 
+        session.connect()
         run = set_up(config, session, write_report, custom)
         custom.call(run, "on_start", run.checkpointer.folder, run.config)
         with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
             while not run.is_finished():
-                is_trained = False
-                with recovering(run):  # non-finite numbers, out of memory, dead workers, signals: see there
+                try:
                     try_learning_rates(run)
                     row = train_one_epoch(run)
                     found = validate(run, row)
@@ -181,14 +179,14 @@ def train_epochs(
                     warn_if_not_learning(run)
                     if is_followed or custom.callbacks or run.is_finished():
                         run.checkpointer.finish()
-                    is_trained = True
-                if not is_trained:  # the epoch begins again
-                    continue
+                except (Exception, Interrupted) as error:  # not a second Ctrl-C, which waits for nothing
+                    recover(run, error)
+                    continue  # with smaller parts of a batch
                 if improved:
                     custom.call(run, "on_checkpoint", run.checkpointer.folder / BEST)
                 run.is_stopped = custom.call(run, "on_epoch", dict(row))
                 if is_followed:
-                    with run.lent_to_caller():
+                    with run.signals.released(), run.callers_random_state.restored():
                         yield dict(row)
         result = report(run, session.close_parts)
         custom.call(run, "on_end", result)
@@ -198,42 +196,32 @@ def train_epochs(
 def train_one_epoch(run: Run) -> Row:
     """One pass over the training images, from where the state stands; the part of the epoch's row that it fills."""
     from unet_trainer.training.run import TrainingEpoch
+    from unet_trainer.training.time_budget import is_out_of_time
 
-    step, metrics = run.components.train_step, run.state.metrics
+    state, step, is_alone = run.state, run.components.train_step, run.processes.is_alone
+    num_batches, size = len(run.loaders.train), run.config.accumulation_steps
     with TrainingEpoch(run) as epoch:
-        for batch in epoch.batches():
-            step(batch, metrics)
-            if epoch.ends_group:
-                step.optimizer_step(metrics, epoch.learning_rate)
+        for start in range(state.batch, num_batches, size):
+            learning_rate, stop = state.next_learning_rate(size), min(start + size, num_batches)
+            for index in range(start, stop):  # their gradients are added up
+                batch = epoch.next_batch(index)
+                if index == start:
+                    if not is_alone:  # all processes stop at the same step
+                        run.check_signals()
+                        run.checkpointer.save_if_due()
+                    step.begin_group(stop - start, state.epoch * num_batches + start)
+                step(batch, state.metrics)
+                if index + 1 == stop:
+                    step.optimizer_step(state.metrics, learning_rate)
+                epoch.step_ends(batch)
+            epoch.group_ends(stop)  # the state is consistent: it may be saved, and the run end
+            step.guard.poll()  # raises if too many steps were bad; nothing here waits for the device
+            if is_alone:
+                run.raise_if_ending()
+                run.checkpointer.save_if_due()
+            if is_out_of_time(run):
+                break
         return epoch.finish()
-
-
-def validate(run: Run, row: Row) -> Evaluation:
-    """One pass over the validation images; fills in the rest of the epoch's row."""
-    from unet_trainer.config.errors import NonFinite
-    from unet_trainer.training.evaluation import evaluate
-
-    started, loader = time.perf_counter(), run.loaders.val
-    num_images = loader.batches.batch_size * run.processes.launch.world_size
-    with run.console.bar(f"Epoch {run.state.epoch + 1} [Val]:  ", len(loader), images_per_tick=num_images) as bar:
-
-        def on_batch(metrics: EvalMetrics) -> None:
-            bar.tick()
-            if (seen := metrics.peek()) is not None:
-                bar.show(*seen)
-            if run.processes.is_alone:  # the processes of a job wait for each other at the end
-                run.signals.check()
-
-        found = evaluate(run.components.eval_step, loader, on_batch, run.signals.is_stopping, run.processes)
-        run.check_signals()  # it may have ended early
-        bar.show(found.loss, found.scores.iou)
-    if found.first_bad_batch is not None:
-        raise NonFinite("the validation loss is not finite", val_batch=found.first_bad_batch)
-    row |= {"val_loss": found.loss, "val_iou": found.scores.iou, "val_dice": found.scores.dice}
-    run.budget.val_seconds = time.perf_counter() - started
-    row["seconds"] = run.state.train_seconds + run.budget.val_seconds
-    row |= run.processes.broadcast(row)  # times differ; all judge by the same row
-    return found
 
 
 def train_by_command(config: Config, started: float) -> TrainResult:

@@ -110,6 +110,7 @@ MASKS = {
         masks(lambda i: with_gaps(i, (0, 2, 5), is_lined=False)),
         1,
         "# GUESS: 255 is ignored",
+        "ignore_value: 255",
         "#   mask_values: [0, 2, 5, 255]",
     ),
     "names of ids with gaps": (

@@ -16,7 +16,6 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.converted import write_given
 from unet_trainer.runs.folder import resume_command
-from unet_trainer.training.extension import is_true
 
 
 @pytest.fixture
@@ -154,15 +153,6 @@ def test_callbacks_are_called_at_their_moments_and_may_stop_the_run(config):
     others = [moment for moment in moments if moment[0] != "checkpoint"]
     assert others == [("start", "run", 2), ("epoch", 1), ("epoch", 2), ("end", 2)]
     assert moments[1] == ("checkpoint", True)
-
-
-def test_what_on_epoch_returns_stops_the_run_if_it_is_true(config, tmp_path):
-    assert [is_true(answer) for answer in (1, torch.tensor(True), np.bool_(True), "stop")] == [True] * 4
-    assert [is_true(answer) for answer in (None, 0, torch.tensor(0.0))] == [False] * 3
-    need = "need True to stop the run, None or False to go on"
-    with pytest.raises(UserError, match=rf"^on_epoch: it returned a Tensor \(Boolean value .* ambiguous\); {need}$"):
-        train(config, lambda row: torch.zeros(2), model=Small())
-    assert saved(tmp_path / "runs" / "run" / "last.pt")["epoch"] == 1
 
 
 @pytest.mark.parametrize(

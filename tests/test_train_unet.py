@@ -22,7 +22,7 @@ from train_unet import main, train
 from unet_trainer.config import choices
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved_config import PLAIN, SAID_ELSEWHERE
+from unet_trainer.config.resolved_config import PRINTED_ELSEWHERE, WITHOUT_EFFECT
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.inference.evaluation_data import find_source, find_split
 from unet_trainer.runs.tables import COLUMNS
@@ -84,8 +84,8 @@ def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(
     assert (taken.encoder, taken.decoder_channels) == choices.CPU_ENCODERS_FROM_NOTHING[-1]
     assert (taken.batch_size, taken.repeats, taken.num_epochs, taken.image_size) == (8, 1, 4, (64, 64))
     for name in FIELDS:
-        if getattr(Config(), name) == "auto" and name not in SAID_ELSEWHERE:
-            does_something = name not in PLAIN or getattr(taken, name) != PLAIN[name]
+        if getattr(Config(), name) == "auto" and name not in PRINTED_ELSEWHERE:
+            does_something = name not in WITHOUT_EFFECT or getattr(taken, name) != WITHOUT_EFFECT[name]
             assert (f"\n  {name}: " in said) == does_something, name
 
     train_until(1, config, run_name="broken")

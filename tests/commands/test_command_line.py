@@ -143,7 +143,7 @@ def test_a_config_file_that_exists_is_read_whatever_its_name(name, trained, tmp_
         ("shard --out ''", "--out: got an empty name; need a folder or a URL"),
         (
             "shard --out README.md data_dir=configs",
-            "README.md cannot be read (Not a directory); need a folder or a URL",
+            "--out: README.md is a file; need a folder or a URL",
         ),
         ("a.yaml --config b.yaml", "got 2 config files (a.yaml, b.yaml); need one"),
         ("batch-size=4", "batch-size: unknown key; did you mean batch_size?"),

@@ -83,12 +83,9 @@ class KnownCosts:
         self.asked.append(config)
         return self.cost
 
-    def knows(self, config):
-        return False
-
     def install(self, monkeypatch):
         """From here on, settings are decided with these costs."""
-        monkeypatch.setattr("unet_trainer.training.settings.StepProbe", lambda *arguments: self)
+        monkeypatch.setattr("unet_trainer.training.settings.StepProbe", lambda *_: self)
         return self
 
 

@@ -112,7 +112,7 @@ def test_classes_of_the_same_name_keep_their_rows_and_new_ones_are_initialised()
     assert torch.equal(after[f"{HEAD}.bias"][:2], before[f"{HEAD}.bias"][[0, 2]])
     assert torch.equal(after[f"{HEAD}.weight"][2], fresh[2])
     assert loaded.remarks == "new weights for the classes car in the last layer"
-    assert (loaded.is_complete, loaded.misses_inner_layers) == (False, False)
+    assert not loaded.is_complete
     others = dataclasses.replace(named("c", "d"), id_colours=((9, 9, 9), (1, 1, 1)))
     loaded = model_of(network(2, seed=1).state_dict(), named("a", "b")).load_into(network(2), others)
     assert loaded.remarks == "new weights for the classes c, d in the last layer"
@@ -156,7 +156,6 @@ def test_a_layer_of_another_shape_is_initialised_and_is_listed():
     new, unused = loaded.remarks.split("; ")
     assert new == "new weights for decoder.0.weight (4, 4, 3, 3), (4, 9, 3, 3) in the file"
     assert unused == "1 tensor of the file not used, e.g. extra"
-    assert loaded.misses_inner_layers
 
 
 def test_a_file_of_which_nothing_fits_is_refused_with_the_reason(tmp_path):
@@ -360,7 +359,7 @@ def test_images_are_normalised_as_the_model_knows_them_where_they_are_of_its_kin
 def test_a_model_that_is_not_there_is_told_before_anything_else(name, problem, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "images").mkdir()
-    monkeypatch.setattr("unet_trainer.training.session.Session.importing", lambda self: pytest.fail("imports torch"))
+    monkeypatch.setattr("unet_trainer.training.session.Session.connect", lambda self: pytest.fail("imports torch"))
     for command in ((), ("check",), ("doctor",), ("bench",)):
         config = str(ROOT / "configs/demo.yaml")
         assert main([*command, config, f"init_from={name}", f"checkpoint_dir={tmp_path}"]) == 2

@@ -1,11 +1,9 @@
 """Learning rates are tried before the first epoch, and the run is then one that began with the rate that was taken. A run that does
 not learn says so."""
 
-import itertools
 import math
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,9 +14,8 @@ from unet_trainer.config.choices import StepPlan, num_pilot_steps
 from unet_trainer.config.facts import StepCost
 from unet_trainer.model.baselines import Baseline
 from unet_trainer.reports.run_report import render_report
-from unet_trainer.runs.record import read_run_summary
+from unet_trainer.runs.record import Trial, read_run_summary
 from unet_trainer.training import pilots
-from unet_trainer.training.pilots import Pilot
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -70,15 +67,6 @@ def test_what_was_tried_is_in_the_report_and_is_not_tried_again_by_a_resumed_run
     assert page.count(">taken<") == 1
 
 
-def test_slow_steps_of_pilots_take_no_more_than_their_share_of_the_time_budget(recipe, monkeypatch, capsys):
-    monkeypatch.setattr(pilots, "num_pilot_steps", lambda num_steps: 400)
-    clock = itertools.count(step=20.0)  # a step takes 20 s, as on a machine that others use
-    monkeypatch.setattr(pilots, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    train_until(1, recipe, time_budget="1m", num_epochs="auto")  # the rest of the minute tells nothing more
-    assert "Note: learning rates are not tried on: they would take up to" in capsys.readouterr().out
-    assert next(clock) == 60  # after the first step
-
-
 def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes_on(recipe, monkeypatch):
     KnownCosts(StepCost(seconds=0.1, eval_seconds=0.01, memory=0)).install(monkeypatch)
     monkeypatch.setattr("unet_trainer.config.choices.plan_steps", lambda *_: StepPlan(2, 1, "planned"))
@@ -119,7 +107,7 @@ def test_pilots_take_a_share_of_the_run_or_there_are_none(num_steps, expected):
     ],
 )
 def test_a_lower_rate_is_taken_if_it_learns_clearly_more(higher, lower, expected):
-    assert pilots.is_better(Pilot(0.0007, lower), Pilot(0.002, higher)) is expected
+    assert pilots.is_better(Trial(0.0007, lower, 3, False), Trial(0.002, higher, 3, False)) is expected
 
 
 # A run that does not learn

@@ -11,7 +11,7 @@ from unet_trainer.config.errors import NonFinite, TrainingFailed
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.training import recovery
 from unet_trainer.training.checkpoint import read_last
-from unet_trainer.training.recovery import recovering
+from unet_trainer.training.recovery import recover
 
 
 @pytest.fixture
@@ -26,12 +26,6 @@ def run(tiny_data, tmp_path):
 
 def fail(error):
     raise error
-
-
-def recover(run, error):
-    """An epoch that ends with this error."""
-    with recovering(run):
-        fail(error)
 
 
 def saved(run):

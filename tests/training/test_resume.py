@@ -6,6 +6,7 @@ import pytest
 
 from helpers.small_runs import make_run, said
 from helpers.steps import make_settings, small_components
+from train_unet import train_one_epoch
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import Setting
@@ -18,7 +19,6 @@ from unet_trainer.training.resume import (
     longer,
     say_resumed,
 )
-from unet_trainer.training.run import TrainingEpoch
 
 
 def compare(before, now):
@@ -144,9 +144,11 @@ def test_the_rate_that_a_resume_within_the_warm_up_prints_is_the_one_it_trains_w
     run.state.batch = 2
     before = {**run.settings.repeatable_dict(), "num_epochs": 3}
     say_resumed(run.config, before, run.state, [], run.console)
-    with TrainingEpoch(run) as epoch:
-        next(epoch.batches())
-        used = epoch.learning_rate
+    rates = []
+    take = run.components.train_step.optimizer_step
+    run.components.train_step.optimizer_step = lambda metrics, rate: rates.append(rate) or take(metrics, rate)
+    train_one_epoch(run)
+    used = rates[0]
     num_done, num_warmup_steps = 2 // accumulation_steps, 2 * -(-5 // accumulation_steps)
     assert used == pytest.approx(run.config.learning_rate * (num_done + 1) / num_warmup_steps)
     assert f"; the learning rate continues at {used:.2e}\n" in said(run)

@@ -1,13 +1,11 @@
 """Around a run: everything is closed in order, errors are logged, an interruption is told with the way to go on."""
 
-import os
 import signal
 
 import pytest
 
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.runs.record import read_run_summary
-from unet_trainer.system.launch import Launch
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.session import Session
 
@@ -75,20 +73,3 @@ def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the
     assert (tmp_path / "train.log").read_text().count("Error: /data/a.png: Too many open files") == 2
     with pytest.raises(FileNotFoundError), Session():  # a bug
         raise FileNotFoundError(2, "No such file or directory", "ours")
-
-
-@pytest.mark.parametrize("is_alone", [True, False])
-def test_a_process_of_a_job_imports_torch_to_its_end_before_a_signal_ends_it(is_alone, monkeypatch):
-    monkeypatch.setattr(Session, "_log_end", lambda self, error: None)
-    monkeypatch.setattr("unet_trainer.training.parallel.Job.start", lambda self, signals: None)
-    monkeypatch.setattr("unet_trainer.training.session.read_launch", lambda: Launch(is_torchrun=not is_alone))
-    imported = []
-
-    def begin():
-        with Session() as session, session.importing():
-            os.kill(os.getpid(), signal.SIGTERM)
-            imported.append("torch")
-
-    with pytest.raises(Interrupted, match="SIGTERM"):
-        begin()
-    assert imported == ([] if is_alone else ["torch"])

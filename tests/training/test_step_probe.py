@@ -1,12 +1,11 @@
-"""The cost of a step: real ones, such as memory does not hold, and what is kept."""
+"""The cost of a step: real ones, and such as memory does not hold."""
 
-import json
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from helpers.steps import CPU_FACTS, make_settings
+from helpers.steps import make_settings, silent_console
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.training import step_probe
@@ -14,7 +13,6 @@ from unet_trainer.training.extension import CustomParts
 from unet_trainer.training.step_probe import StepProbe, measure_step
 
 DEEP = ImageSpec(5, "uint16", (9.0,) * 5, (2.0,) * 5, 0.0, 99.0)
-COST = StepCost(0.5, 0.01, 7)
 
 
 @pytest.fixture(autouse=True)
@@ -27,22 +25,18 @@ def config(**changes):
     return make_settings(**changes).taken
 
 
-def probe(cache=None, **options):
-    made = StepProbe(CPU_FACTS, cache, **options)
-    made.image_spec = RGB_8BIT
-    return made
+def probe(**options):
+    return StepProbe(RGB_8BIT, silent_console(), **options)
 
 
-def test_a_trial_changes_no_random_number_and_a_failure_is_tried_again(tmp_path):
-    cache = tmp_path / "cache" / "step_costs.json"
-    measure, state = probe(cache), torch.get_rng_state()
+def test_a_trial_changes_no_random_number_and_a_failure_says_why():
+    measure, state = probe(), torch.get_rng_state()
     cost = measure(config())
     assert min(cost.seconds, cost.eval_seconds) > 0
     assert (cost.memory, measure.failure) == (0, "")
     assert measure(config(architecture="pan", encoder="densenet121", decoder_channels=None)) is None
     assert measure.failure.startswith("ConfigError: architecture: pan does not go with encoder: densenet121")
     assert torch.equal(torch.get_rng_state(), state)
-    assert len(json.loads(cache.read_text())) == 1
 
 
 @pytest.mark.parametrize(
@@ -60,44 +54,32 @@ def test_every_kind_of_step_can_be_measured(image, changes):
     assert cost.eval_seconds > 0
 
 
-def test_the_cost_of_a_loss_of_the_callers_own_is_not_kept():
-    measure = probe(seconds=9.0)
-    measure.custom = CustomParts(loss=lambda logits, masks: logits.square().mean())
+def test_a_step_with_a_loss_of_the_callers_own_can_be_measured():
+    measure = probe(seconds=9.0, custom=CustomParts(loss=lambda logits, masks: logits.square().mean()))
     assert measure(config(loss={"own": 1.0})).eval_seconds > 0
-    assert not measure.knows(config(loss={"own": 1.0}))  # the next caller has another one
 
 
 @pytest.mark.parametrize(
     ("error", "cost"), [(torch.OutOfMemoryError("a reason"), TOO_LARGE), (ValueError("a reason"), None)]
 )
-def test_a_step_that_memory_does_not_hold_is_told_from_one_that_fails(error, cost, monkeypatch, tmp_path):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(step_probe, "measure_step", fail)
-    measure = probe(tmp_path / "step_costs.json")
+def test_a_step_that_memory_does_not_hold_is_told_from_one_that_fails(error, cost, monkeypatch):
+    monkeypatch.setattr(step_probe, "build_spec", Mock(side_effect=error))
+    measure = probe()
     assert measure(config()) == cost
     assert measure.failure.endswith("a reason")
-    assert not measure.knows(config())
-    assert not (tmp_path / "step_costs.json").exists()  # there may be more memory the next time
 
 
-def test_why_no_step_is_tried_is_said_once():
-    said, measure = [], probe(seconds=0.0)
-    measure.console = SimpleNamespace(note=said.append)
+def test_why_no_step_is_tried_is_said_once(console):
+    measure = StepProbe(RGB_8BIT, console, seconds=0.0)
     assert measure(config()) is None
     assert measure(config(batch_size=3)) is None
-    assert said == ["the step could not be tried (time_budget is too short for one more trial); the plan is a guess"]
+    why = "time_budget is too short for one more trial"
+    assert console.stream.getvalue() == f"Note: the step could not be tried ({why}); the plan is a guess\n"
 
 
-def test_a_cost_is_found_again_by_a_later_run(monkeypatch, tmp_path):
-    cache, tried = tmp_path / "deep" / "step_costs.json", []
-    monkeypatch.setattr(step_probe, "measure_step", lambda config, *_: tried.append(config) or COST)
-    for was_known in (False, True):
-        measure = probe(cache)
-        assert measure.knows(config()) is was_known
-        assert measure(config()) == COST
-        assert len(tried) == 1
-    assert probe(cache)(config(batch_size=4)) == COST
-    assert len(tried) == 2
-    assert len(json.loads(cache.read_text())) == 2
+def test_each_size_is_tried_once(monkeypatch):
+    monkeypatch.setattr(step_probe, "measure_step", Mock(return_value=StepCost(0.5, 0.01, 7)))
+    measure = probe()
+    for size in (2, 2, 4):
+        assert measure(config(batch_size=size)).memory == 7
+    assert step_probe.measure_step.call_count == 2

@@ -63,31 +63,34 @@ def examine(config: Config, console: Console) -> Settings:
     from unet_trainer.training import pilots, time_budget
     from unet_trainer.training.build import build_dataset, build_datasets
     from unet_trainer.training.initial_model import read_initial_model
-    from unet_trainer.training.settings import build_probe, build_settings
+    from unet_trainer.training.settings import build_settings
+    from unet_trainer.training.step_probe import StepProbe
 
     budget, hardware = time_budget.TimeBudget(config.time_budget), say_machine(config, console)
     initial = None if config.init_from is None else read_initial_model(config.init_from, Path(config.checkpoint_dir))
     dataset = build_dataset(config, console, None)
     settings = build_settings(config, hardware, dataset, console, False, budget, is_preview=True, initial=initial)
-    taken, start_seconds = settings.taken, 0.0 if config.time_budget is None else budget.lost_to_training()
-    start_seconds += COMPILE_SECONDS * bool(taken.compile_model)
+    taken = settings.taken
     train, val = build_datasets(taken, dataset)
-    probe = build_probe(config, hardware)
-    probe.image_spec = dataset.image_spec
+    probe = StepProbe(dataset.image_spec, console)
     # A trial has no time budget, which goes with num_epochs: auto only.
     cost = try_step(probe, dataclasses.replace(taken, time_budget=None), console)
-    sample = time_budget.time_samples(train, val, time_budget.NUM_SAMPLES, time_budget.SAMPLE_SECONDS)
-    if taken.cache != "none":  # it is filled first
-        start_seconds += (len(train.pairs) + len(val.pairs)) * sample.read_seconds / hardware.num_cores
-    machine = (cost, sample, hardware.num_cores, start_seconds)
-    plan = time_budget.forecast(taken, len(train), len(val), *machine, pilots.is_open(settings))
-    number = "as many epochs as fit" if settings.replans() else counted(plan.num_epochs, "epoch")
-    epochs = f"{number} of {describe_seconds(plan.seconds_per_epoch)}"
+    loading = time_budget.time_samples(train, val)
+    batch_seconds, val_seconds = time_budget.step_seconds(taken, cost, loading)
+    num_batches = len(train) // taken.epoch_parts // taken.batch_size
+    epoch_seconds, number = num_batches * batch_seconds + len(val) * val_seconds, counted(taken.num_epochs, "epoch")
+    num_steps = taken.num_epochs * -(-num_batches // taken.accumulation_steps)
+    trials = time_budget.pilot_seconds(num_steps, taken.accumulation_steps * batch_seconds)
+    trials *= pilots.is_open(settings)
+    seconds = COMPILE_SECONDS * bool(taken.compile_model) + trials + taken.num_epochs * epoch_seconds
+    if settings.replans():
+        seconds, number = min(budget.seconds, budget.lost_to_training() + seconds), "as many epochs as fit"
     console.say("A run would take:")
-    console.fact("Time", time_budget.describe_run(plan.seconds, epochs, plan.pilot_seconds, taken))
+    text = f"{number} of {describe_seconds(epoch_seconds)}"
+    console.fact("Time", time_budget.describe_run(seconds, text, trials, taken))
     console.fact("Step", f"{1000 * cost.seconds:.0f} ms, {taken.batch_size / cost.seconds:.3g} images/s in the model")
-    if plan.memory:
-        console.fact("Memory", f"{plan.memory / GIB:.1f} of {hardware.free_memory / GIB:.1f} GiB free on the GPU")
+    if cost.memory:
+        console.fact("Memory", f"{cost.memory / GIB:.1f} of {hardware.free_memory / GIB:.1f} GiB free on the GPU")
     return settings
 
 

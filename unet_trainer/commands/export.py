@@ -142,6 +142,8 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     checkpoint_dir, data_dir = Path(config.checkpoint_dir), Path(config.data_dir)
     if not is_url(out) and Path(out).resolve() == data_dir.resolve():
         raise UserError(f"--out: {out} is data_dir; need another folder")
+    if not is_url(out) and Path(out).is_file():
+        raise UserError(f"--out: {out} is a file; need a folder or a URL")
     place = Files(out, workspace=checkpoint_dir / FOLDER)
     refuse_other_files(place)
     found = find_dataset(config, console)

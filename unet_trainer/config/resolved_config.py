@@ -26,11 +26,10 @@ from unet_trainer.config.schema import FIELDS, Config, as_dict, as_shape, parse_
 MACHINE_KEYS = ("device", "num_workers", "use_amp", "amp_dtype", "compile_model", "cache")
 # Decided like the others, and printed in lines of their own.
 PRINTED_ELSEWHERE = {
-    "device", "num_workers", "mask_values", "ignore_value", "mask_tolerance", "in_channels", "image_mean", "image_std",
-    "class_weights", "monitor",
+    "device", "mask_values", "ignore_value", "mask_tolerance", "in_channels", "image_mean", "image_std",
 }  # fmt: skip
 # Decided values that mean "nothing": they are in config.yaml with their reason, and not printed.
-WITHOUT_EFFECT = {"crops_per_image": 1, "cutmix": 0.0, "normalize": "dataset"}
+WITHOUT_EFFECT = {"crops_per_image": 1, "cutmix": 0.0, "normalize": "dataset", "class_weights": None}
 
 
 @dataclass(frozen=True, kw_only=True)

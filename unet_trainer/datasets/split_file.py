@@ -147,9 +147,9 @@ def _read_rows(path: Path) -> list[tuple[int, Row]]:
 def read_table(path: Path, name: str, errors: str = "surrogateescape") -> tuple[list[str], list[tuple[int, Row]]]:
     """The header of a CSV file, in lower case, and line number and cells of each row that is not empty. `errors`: as of
     str.decode. Raises DataError."""
+    limit = csv.field_size_limit(MAX_BYTES)
     try:
         text = input_files.read_text(path, MAX_BYTES, "utf-8-sig", errors)
-        csv.field_size_limit(MAX_BYTES)
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(text))  # a name may hold a \r
         header = _clean_header(next(reader, []))
         rows, line = [], reader.line_num + 1  # in which a row begins
@@ -162,6 +162,8 @@ def read_table(path: Path, name: str, errors: str = "surrogateescape") -> tuple[
         raise DataError(f"{name} cannot be read ({error.strerror or error})") from None
     except csv.Error as error:
         raise DataError(f"{name} is not a CSV file ({error})") from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def read_header(path: Path) -> list[str]:

@@ -224,11 +224,10 @@ class EncodedImage:
     def _jpeg_segments(self) -> tuple[tuple[int, int, int] | None, int]:
         """The frame header of a JPEG, and where its pixels begin, or the chain of segments breaks off."""
         data, position, frame = self.data, 2, None
-        while data[position : position + 1] == b"\xff" and len(data) > position + 1 and data[position + 1] != JPEG_SCAN:
-            if frame is None and data[position + 1] in JPEG_FRAMES and len(data) >= position + 10:
+        while len(data) > position + 1 and data[position] == 0xFF and (marker := data[position + 1]) != JPEG_SCAN:
+            if frame is None and marker in JPEG_FRAMES and len(data) >= position + 10:
                 frame = struct.unpack_from(">HHB", data, position + 5)
-            is_fill = data[position + 1] == JPEG_FILL
-            position += 1 if is_fill else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+            position += 1 if marker == JPEG_FILL else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
         return frame, position
 
     @property

@@ -49,9 +49,9 @@ class ImageSpec:
         image = np.repeat(image, self.channels, axis=2) if image.shape[2] == 1 < self.channels else image
         return image if self.is_8bit else image.astype(np.float32)
 
-    def decode(self, data: bytes, min_side: int | None = None) -> "Decoded":
+    def decode(self, data: bytes | EncodedImage, min_side: int | None = None) -> "Decoded":
         """The image in a file, as a model of this spec takes it. Raises ReadError."""
-        file = EncodedImage(data)
+        file = EncodedImage(data) if isinstance(data, bytes) else data
         image = file.decode(min_side, self.channels)
         factor, _ = file.reduction(min_side)
         filled, is_missing = self.fill(image, file.nodata)
@@ -169,16 +169,17 @@ def read_small(path: Path, spec: ImageSpec, min_side: int | None = None) -> Deco
     """An image, or None, with nothing decoded, if it is large. A JPEG may be decoded at 1/2 to 1/8 while both sides
     stay at least `min_side`; the size is that of the whole. Raises ReadError."""
     with open_file(path) as file:
-        start = file.read(SMALL_BYTES)  # most files whole: each call to the system lets other threads take the GIL
-        if _num_pixels(path, file, start) > LARGE_PIXELS:
+        # Most files whole: each call to the system lets other threads take the GIL.
+        image = EncodedImage(file.read(SMALL_BYTES))
+        if _num_pixels(path, file, image) > LARGE_PIXELS:
             return None
-        if len(start) == SMALL_BYTES:
+        if len(image.data) == SMALL_BYTES:
             with read_errors():  # a file may claim to be larger than all memory
                 file.seek(0)
-                start = file.read()
-    if not start:
+                image = EncodedImage(file.read())
+    if not image.data:
         raise ReadError("the file is empty")
-    return spec.decode(start, min_side)
+    return spec.decode(image, min_side)
 
 
 def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: Size) -> Pixels:
@@ -204,13 +205,13 @@ def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: S
     return total.astype(corner.dtype)
 
 
-def _num_pixels(path: Path, file: BinaryIO, start: bytes) -> int:
+def _num_pixels(path: Path, file: BinaryIO, start: EncodedImage) -> int:
     """From the header; 0 where it does not say, and decoding will tell why."""
-    if start.startswith(NPY_START):
+    if start.data.startswith(NPY_START):
         array = map_npy(path)
         return array.shape[0] * array.shape[1] if isinstance(array, np.memmap) else 0
-    if start.startswith(TIFF_STARTS):
+    if start.is_tiff:
         height, width = TiffImage(file).stored_size
     else:
-        height, width = EncodedImage(start).stored_size or picture_size(file) or (0, 0)
+        height, width = start.stored_size or picture_size(file) or (0, 0)
     return height * width

@@ -28,7 +28,6 @@ class Interrupted(KeyboardInterrupt):
     """Stopped by the signal `signal_number`; the state is saved if there was one."""
 
     is_told = False  # whether the user has read of it
-    is_of_job = False  # whether all processes of a job stop by it at the same step
 
     def __init__(self, signal_number: int, cause: str = "") -> None:
         """`cause`: what it was by, if not the signal, which this process may have sent itself."""

@@ -414,7 +414,7 @@ def build_components(
     )
     console.fact("Model", f"{name}, {num_parameters / 1e6:.1f} M parameters, {weights}")
     if loaded is not None and loaded.remarks:
-        (console.warn if loaded.misses_inner_layers else console.note)(f"init_from: {loaded.remarks}")
+        console.note(f"init_from: {loaded.remarks}")
     factors = [config.batch_size, config.accumulation_steps, *([launch.world_size] if launch.world_size > 1 else [])]
     effective = f"{' × '.join(map(str, factors))} = {math.prod(factors)} effective"
     effective += f" ({launch.world_size} processes)" if launch.world_size > 1 else ""

@@ -1,9 +1,7 @@
 """What can be wrong with a run and be seen before torch is imported: packages, names of transforms, folders."""
 
-import itertools
 import os
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from unet_trainer.config.errors import UserError
@@ -12,8 +10,6 @@ from unet_trainer.config.parsers import check_transforms
 from unet_trainer.config.schema import Config
 from unet_trainer.system.os_errors import NO_ROOM, cannot
 
-NUM_PEEKED = 20  # entries of a folder
-
 
 def check_before_imports(config: Config) -> None:
     """Raises UserError. The same is found later too, with all the rest, where this cannot tell."""
@@ -21,25 +17,7 @@ def check_before_imports(config: Config) -> None:
     check_transforms(config.augmentation)
     if problem := missing_data_dir(config.data_dir):
         raise UserError(f"data_dir: {problem}")
-    _check_volumes(Path(config.data_dir))
     check_checkpoint_dir(config)
-
-
-def _check_volumes(data_dir: Path) -> None:
-    """Raises UserError where all files seem to be NIfTI volumes and nibabel is missing."""
-    if find_spec("nibabel") is not None or not data_dir.is_dir():
-        return
-    folders = [data_dir, *(path for path in _some_entries(data_dir) if path.is_dir())]
-    files = [path for folder in folders for path in _some_entries(folder) if path.suffix not in ("", ".json", ".txt")]
-    if files and all(path.name.lower().endswith((".nii", ".nii.gz")) for path in files):
-        raise UserError(f"{files[0]} is a NIfTI volume; pip install nibabel reads it")
-
-
-def _some_entries(folder: Path) -> list[Path]:
-    try:
-        return [path for path in itertools.islice(folder.iterdir(), NUM_PEEKED) if not path.name.startswith(".")]
-    except OSError:
-        return []
 
 
 def check_checkpoint_dir(config: Config) -> None:

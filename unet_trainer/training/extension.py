@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Override what you need. In a job of several processes rank 0 calls them. What they raise ends the run; its state
-    is saved."""
+    """Override what you need. In a job rank 0 calls them. What they raise ends the run; its state is saved."""
 
     def on_start(self, run_dir: Path, config: ResolvedConfig) -> None:
         """Before the first epoch, or the first after a resume. `config` has every setting as it was decided."""
@@ -37,27 +36,20 @@ class Callback:
         """After the last epoch; the report is written."""
 
 
-class EpochFunction(Callback):
-    """The function that is passed as `on_epoch`."""
-
-    def __init__(self, function: Callable[[Row], object]) -> None:
-        if not callable(function):
-            raise UserError(f"on_epoch: got {type(function).__name__}; need a function of an epoch's row")
-        self.function = function
-
-    def on_epoch(self, row: Row) -> object:
-        return self.function(row)
-
-
 def collect_callbacks(callbacks: Iterable[Callback], on_epoch: Callable[[Row], object] | None = None) -> list[Callback]:
-    """Raises UserError for what is no callback."""
+    """With `on_epoch` as the last one. Raises UserError for what is no callback."""
     collected = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
     for index, callback in enumerate(collected):
         if not isinstance(callback, Callback):
             what = f"the class {callback.__name__}" if isinstance(callback, type) else type(callback).__name__
             need = "an instance of a subclass of unet_trainer.Callback; a function goes to on_epoch"
             raise UserError(f"callbacks[{index}]: got {what}; need {need}")
-    return collected if on_epoch is None else [*collected, EpochFunction(on_epoch)]
+    if on_epoch is not None:
+        if not callable(on_epoch):
+            raise UserError(f"on_epoch: got {type(on_epoch).__name__}; need a function of an epoch's row")
+        collected.append(Callback())
+        collected[-1].on_epoch = on_epoch  # type: ignore[assignment, method-assign]
+    return collected
 
 
 class CustomParts(NamedTuple):
@@ -108,17 +100,8 @@ class CustomParts(NamedTuple):
             with run.callers_random_state.restored():
                 for callback in self.callbacks:
                     answer = getattr(callback, moment)(*arguments)
-                    stops |= moment == "on_epoch" and is_true(answer)
+                    stops |= moment == "on_epoch" and bool(answer)
         return run.processes.broadcast(stops) if moment == "on_epoch" else False
 
 
 NO_PARTS = CustomParts()
-
-
-def is_true(answer: object) -> bool:
-    """Whether on_epoch asks to stop. Raises UserError for what is neither true nor false, as an array of several."""
-    try:
-        return bool(answer)
-    except Exception as error:
-        what = f"{type(answer).__name__} ({error})"
-        raise UserError(f"on_epoch: it returned a {what}; need True to stop the run, None or False to go on") from error

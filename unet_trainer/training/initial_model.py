@@ -1,8 +1,5 @@
-"""The model that a new run begins from (init_from): reads its file, and loads what fits into the run's network.
-
-Reads checkpoints of this trainer, exports for segmentation-models-pytorch and plain state dicts. Nothing in a file is
-run, and what it says of itself is checked. Resuming a run is not done here.
-"""
+"""The model that a new run begins from (init_from): reads its file, and loads what fits into the run's network. Nothing
+in a file is run, and what it says of itself is checked. Resuming a run is not done here."""
 
 import contextlib
 import hashlib
@@ -41,7 +38,6 @@ class LoadedWeights:
     summary: str  # "258 of 258 tensors of checkpoints/demo (epoch 7, val IoU 0.9432), sha256 0123456789abcdef"
     remarks: str  # what was adapted, is initialised or is not used; empty: nothing
     is_complete: bool  # nothing is initialised
-    misses_inner_layers: bool  # more than the first and the last layer is initialised
 
 
 @dataclass(frozen=True)
@@ -64,9 +60,13 @@ class InitialModel:
         if self.network.get("architecture") == OWN:
             fix = "give it from Python, train(model=..., init_from=...)"
             raise UserError(f"init_from: {self.title} has a network of its own, which no file holds; {fix}")
-        free = {name: value for name, value in self.network.items() if not _is_set(config, name)}
-        given = {name: value for name, value in self.network.items() if name not in free}
-        wrong = [name for name, value in given.items() if (value or DEFAULT_DECODER) != getattr(config, name)]
+        wrong = []
+        for name, value in self.network.items():
+            own = getattr(config, name)
+            if not _is_set(config, name) and value != own:
+                decided[name] = value, self.reason
+            elif _is_set(config, name) and (value or DEFAULT_DECODER) != own:
+                wrong.append(name)
         if wrong:
             has, wants = (
                 ", ".join(f"{name}: {value_text(to_plain(values[name]))}" for name in wrong)
@@ -74,8 +74,7 @@ class InitialModel:
             )
             fix = f"leave {' and '.join(wrong)} out to take the model's, or name another model"
             raise UserError(f"init_from: {self.title} has {has}; the config has {wants}; {fix}")
-        changed = {name: value for name, value in free.items() if value != getattr(config, name)}
-        return decided | {name: (value, self.reason) for name, value in changed.items()}
+        return decided
 
     @property
     def reason(self) -> str:
@@ -105,7 +104,7 @@ class InitialModel:
             source = in_file.get(name)
             if source is None or source.is_floating_point() != target.is_floating_point():
                 new_layers[name] = f"{name} {tuple(target.shape)}"
-            elif name in head and self.spec is not None and _has_row_of_each_class(source, self.spec, target, spec):
+            elif name in head and self.spec is not None and _have_rows(source, self.spec, target, spec):
                 if any(old is not None for old in old_ids):
                     fitting[name] = _class_rows(source, target, old_ids)
             elif source.shape == target.shape:
@@ -121,12 +120,10 @@ class InitialModel:
             fix = f"an encoder alone is encoder_weights={self.path}" if f"encoder.{there}" in wanted else fix
             what = f"none of the {counted(len(in_file), 'tensor')} of {self.path} fits the network"
             raise UserError(f"init_from: {what} (e.g. {there:.100}, here {next(iter(wanted))}); {fix}")
-        for name, source in fitting.items():
-            if source.is_floating_point() and not source.isfinite().all():
-                raise UserError(f"init_from: {self.path} holds NaN or infinite values, e.g. in {name}")
+        if bad := [name for name, source in fitting.items() if not source.isfinite().all()]:
+            raise UserError(f"init_from: {self.path} holds NaN or infinite values, e.g. in {bad[0]}")
         network.load_state_dict({**wanted, **fitting})
         new_layers = {name: text for name, text in new_layers.items() if not name.endswith(COUNTER)}
-        misses_inner_layers = not new_layers.keys() <= {first, *head}
         new_names = [name for name, old in zip(spec.id_names, old_ids, strict=True) if old is None]
         if head and new_names:
             new_layers["classes"] = f"the classes {first_few(new_names)} in the last layer"
@@ -137,26 +134,26 @@ class InitialModel:
         with open_file(self.path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # it has readinto
         summary = f"{len(fitting)} of {len(wanted)} tensors of {self.title}, sha256 {digest[:16]}"
-        return LoadedWeights(summary, "; ".join(remarks), not new_layers, misses_inner_layers)
+        return LoadedWeights(summary, "; ".join(remarks), not new_layers)
 
 
 def read_initial_model(init_from: str, checkpoint_dir: Path) -> InitialModel:
     """The model that init_from names. Raises UserError."""
     path = find_initial_model(init_from, checkpoint_dir)
-    title = shown_model(path)
+    title, spec, network = shown_model(path), None, dict[str, Any]()
     try:
-        content = None
         if path.suffix != ".safetensors" and zipfile.is_zipfile(path):
             with contextlib.suppress(ForeignCheckpoint):
                 content = read_checkpoint(path)
-        if content is not None:
-            spec = SegmenterSpec.from_dict(content["spec"])
-            metrics = content.get("metrics") or (content.get("history") or [{}])[-1]
-            title += f" (epoch {content['epoch']:d}, val IoU {metrics['val_iou']:.4f})" if "val_iou" in metrics else ""
-            return InitialModel(path, title, model_weights(path, content), spec, _network_of(spec))
+                spec = SegmenterSpec.from_dict(content["spec"])
+                scores = content.get("metrics") or (content.get("history") or [{}])[-1]
+                if "val_iou" in scores:
+                    title += f" (epoch {content['epoch']:d}, val IoU {scores['val_iou']:.4f})"
+                return InitialModel(path, title, model_weights(path, content), spec, _network_of(spec))
         weights = read_tensors(path, "init_from")
-        spec_or_none, network = _read_cards(path.parent) if path.suffix == ".safetensors" else (None, {})
-        return InitialModel(path, title, weights, spec_or_none, network)
+        if path.suffix == ".safetensors":
+            spec, network = _read_cards(path.parent)
+        return InitialModel(path, title, weights, spec, network)
     except CheckpointError as error:
         raise UserError(f"init_from: {error}") from None
     except UserError:
@@ -246,7 +243,8 @@ def _plain_names(spec: SegmenterSpec) -> list[str]:
     return ["background", *names[1:]] if spec.has_background else names
 
 
-def _has_row_of_each_class(tensor: torch.Tensor, old: SegmenterSpec, own: torch.Tensor, new: SegmenterSpec) -> bool:
+def _have_rows(tensor: torch.Tensor, old: SegmenterSpec, own: torch.Tensor, new: SegmenterSpec) -> bool:
+    """Whether both have one for each class."""
     return own.shape[0] == new.num_classes and tensor.shape == (old.num_classes, *own.shape[1:])
 
 

@@ -1,20 +1,14 @@
-"""Decides what happens when an epoch cannot be finished. No other module turns errors of training into decisions.
+"""What follows where an epoch cannot be finished, and the diagnosis of numbers that are not finite."""
 
-`recovering` wraps an epoch. After memory ran out the run goes on with smaller parts of a batch if on_oom allows it: it
-returns to the loop, which begins the epoch again from the position of the state. Everything else saves the state and
-ends the run: steps that stay non-finite, a dead worker, a signal, a file that became unreadable, a bug. In a torchrun
-job memory that runs out ends the run too: smaller parts are tried before the first epoch, by all processes together."""
-
-import contextlib
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from unet_trainer.config.errors import NonFinite, PeerLost, TrainingFailed, UserError
+from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
 from unet_trainer.images.file_bytes import shown_path
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.worker_pool import WorkerError, to_device
@@ -24,85 +18,74 @@ from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.system.console import first_line
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.compilation import (
-    can_shrink,
-    is_out_of_memory,
-    restoring,
-    shrink,
-    unsynchronized,
-)
-from unet_trainer.training.parallel import is_of_the_link
+from unet_trainer.training.compilation import can_shrink, is_out_of_memory, restoring, shrink, unsynchronized
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
 
 
-@contextlib.contextmanager
-def recovering(run: Run) -> Iterator[None]:
-    """Around an epoch. Returns where the loop may go on; raises what ends the run."""
+def recover(run: Run, error: BaseException) -> None:
+    """Return where the epoch can begin again: in smaller parts of a batch, if on_oom allows it after memory ran out.
+    Else save the state and raise what ends the run."""
+    if is_out_of_memory(error) and not isinstance(error, WorkerError | TrainingFailed):
+        return _shrink_batches(run, error)
+    place = _locate(run, error) if isinstance(error, NonFinite) else ""
+    # The end of an epoch that is not finite would come again: the last save is before it.
+    is_at_end = isinstance(error, NonFinite) and run.state.batch == len(run.loaders.train)
+    # A process of a job that fails alone saves nothing: its GPU may wait for the others.
+    may_save = run.processes.is_alone or isinstance(error, NonFinite | Interrupted)
     try:
-        yield
-    except (Exception, Interrupted) as error:  # not a second Ctrl-C, which waits for nothing
-        if isinstance(error, PeerLost) or is_of_the_link(error):  # nothing is saved: a GPU may wait for the others
-            lost = error if isinstance(error, PeerLost) else run.processes.lost(error)
-            with contextlib.suppress(TrainingFailed, NonFinite):
-                run.checkpointer.wait()
-            raise PeerLost(f"{lost}; {run.checkpointer.describe_saved()}") from None
-        if not _handle(run, error):
-            raise
-
-
-def _handle(run: Run, error: BaseException) -> bool:
-    """True when the loop may go on, False when the error ends the run."""
-    if isinstance(error, TrainingFailed):
-        return False  # saved where it was raised
-    if is_out_of_memory(error) and not isinstance(error, WorkerError):
-        _clear_frames(error)
-        handle_out_of_memory(run, first_line(error))
-        return True
-    where = ""
-    if isinstance(error, NonFinite):
-        where = _locate(run, error)
-    is_whole = not run.components.train_step.mid_accumulation
-    if isinstance(error, NonFinite) and run.state.batch == len(run.loaders.train):
-        is_whole = False  # of an epoch that cannot be finished: the last save is before it
-    # An error while saving must not hide a bug.
-    is_foreseen = isinstance(error, Interrupted | UserError | WorkerError | NonFinite)
-    with contextlib.nullcontext() if is_foreseen else contextlib.suppress(Exception):
-        run.checkpointer.save_on_failure(state_is_whole=is_whole)
-    if isinstance(error, Interrupted) and error.is_of_job:
-        run.processes.any_rank()  # until rank 0 has saved: torchrun ends all when one ends
+        if isinstance(error, TrainingFailed) or not may_save:
+            run.checkpointer.wait()
+        else:
+            run.checkpointer.save_on_failure(not run.components.train_step.mid_accumulation and not is_at_end)
+    except Exception:
+        if isinstance(error, Interrupted | UserError | WorkerError | NonFinite):
+            raise  # else it would hide a bug
+    if isinstance(error, Interrupted):
+        run.processes.any_rank()  # all stop at the same step; torchrun ends the others, rank 0 too, when one has ended
     saved = run.checkpointer.describe_saved()
     if isinstance(error, NonFinite):
         also = ", use_amp=false" if run.config.use_amp else ""
-        raise TrainingFailed(f"{where}. Try a lower learning_rate, grad_clip=1.0{also}; {saved}") from None
+        raise TrainingFailed(f"{place}. Try a lower learning_rate, grad_clip=1.0{also}; {saved}") from None
     if isinstance(error, WorkerError):
         ideas = "Try fewer num_workers, or num_workers=0" if run.config.num_workers else "See whether the disk is there"
         raise TrainingFailed(f"{error}. {ideas}; {saved}") from None
     if isinstance(error, UserError):  # a file that became unreadable
         raise UserError(f"{error}; {saved}") from None
-    return False
+    raise error
 
 
-def _clear_frames(error: BaseException | None) -> None:
-    """Deletes the local variables of the failed step: they hold its memory."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__
+def _shrink_batches(run: Run, error: BaseException) -> None:
+    """Go on from the last consistent state, or save it and raise TrainingFailed. In a job, smaller parts are tried
+    before the first epoch alone, by all processes together."""
+    components, checkpointer, reason = run.components, run.checkpointer, first_line(error)
+    failed: BaseException | None = error
+    while failed is not None:  # the local variables of the failed step hold its memory
+        traceback.clear_frames(failed.__traceback__)
+        failed = failed.__context__
+    is_whole, can_go_on = not components.train_step.mid_accumulation, can_shrink(run.config) and run.processes.is_alone
+    if not can_go_on and run.processes.is_alone:
+        checkpointer.save_on_failure(is_whole)
+    shrink(run.settings, components, reason, run.console, checkpointer.describe_saved(), can_go_on)
+    if not is_whole:
+        checkpointer.restore_last()
+        components.train_step.abandon_group()
+    run.record.add("shrink", reason, run.state.epoch, run.state.batch)
+    run.console.note(f"going on from {describe_position(components.state)}")
+    checkpointer.save_state()
 
 
 def _locate(run: Run, error: NonFinite) -> str:
     """Where the numbers went bad: step, files, layer, term of the loss."""
-    components, loaders = run.components, run.loaders
-    num_batches = len(loaders.train)
+    components, num_batches, size = run.components, len(run.loaders.train), run.config.accumulation_steps
     if error.val_batch is not None and error.val_batch >= 0:
-        segmenter, loader, epoch, batches = components.state.eval_segmenter, loaders.val, 0, [error.val_batch]
+        segmenter, loader, epoch, batches = components.state.eval_segmenter, run.loaders.val, 0, [error.val_batch]
         place = f"in epoch {components.state.epoch + 1}"
     elif error.batch_number is not None:
         epoch, first = divmod(error.batch_number, num_batches)
-        segmenter, loader = components.state.segmenter, loaders.train
-        group_size = run.config.accumulation_steps
-        batches = list(range(first, min(first + group_size, num_batches)))
-        step = epoch * components.state.learning_rate.steps_per_epoch + first // group_size + 1
+        segmenter, loader = components.state.segmenter, run.loaders.train
+        batches = list(range(first, min(first + size, num_batches)))
+        step = epoch * components.state.learning_rate.steps_per_epoch + first // size + 1
         place = f"from step {step} on (epoch {epoch + 1}, batch {first + 1} of {num_batches})"
     else:
         return str(error)  # of the weights, or another process has the batch
@@ -121,42 +104,21 @@ def _locate(run: Run, error: NonFinite) -> str:
     return f"{error} {place}"
 
 
-def handle_out_of_memory(run: Run, reason: str) -> None:
-    """Goes on with smaller parts of a batch from the last consistent state, or saves and raises TrainingFailed."""
-    components, checkpointer = run.components, run.checkpointer
-    is_whole = not components.train_step.mid_accumulation
-    can_go_on = can_shrink(run.config) and run.processes.is_alone
-    if not can_go_on:
-        checkpointer.save_on_failure(is_whole)
-    shrink(run.settings, components, reason, run.console, checkpointer.describe_saved(), can_go_on)
-    if not is_whole:
-        checkpointer.restore_last()
-        components.train_step.abandon_group()
-    run.record.add("shrink", reason, run.state.epoch, run.state.batch)
-    run.console.note(f"going on from {describe_position(components.state)}")
-    checkpointer.save_state()
-
-
 def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch: Batch, files: Sequence[Path]) -> str:
     """What is not finite in a batch, the cause before its effects; empty if everything is finite, or gradients alone
     are not. Runs the batch once, eagerly, with hooks on every layer: slow, only for training that cannot go on."""
-    network = segmenter.network
-    is_float = batch.images.is_floating_point()
-    bad = [
-        str(file)
-        for image, file in zip(batch.images, files, strict=False)
-        if is_float and not torch.isfinite(image).all()
-    ]
-    found = [f"{', '.join(bad)} holds pixels that are NaN or infinite"] if bad else []
+    network, found = segmenter.network, list[str]()
+    bad = [str(file) for image, file in zip(batch.images, files, strict=False) if not torch.isfinite(image).all()]
+    if bad:
+        found.append(f"{', '.join(bad)} holds pixels that are NaN or infinite")
     bad_weights = [name for name, tensor in network.state_dict().items() if not torch.isfinite(tensor).all()]
     if bad_weights:
         found.append(f"the weights {bad_weights[0]} are not finite")
     images, masks = to_device((batch.images, batch.masks), numerics.device)
     if batch.mask_sizes is not None:
         masks = resize_masks(masks, batch.mask_sizes, images.shape[1:3])
-    bad_layers: list[str] = []
-
     layers = {module: name for name, module in network.named_modules() if not list(module.children())}
+    bad_layers: list[str] = []
 
     def record(module: torch.nn.Module, inputs: Any, output: Any) -> None:
         outputs = output if isinstance(output, list | tuple) else [output]

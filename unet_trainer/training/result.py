@@ -43,7 +43,6 @@ def build_result(run: Run) -> TrainResult:
     has_best, baseline = state.early_stopping.best_epoch > 0, _baseline(run)
     best = state.history[state.early_stopping.best_epoch - 1] if has_best else state.history[-1]
     per_class = state.per_class_iou if has_best else [None] * len(class_names(config))
-    is_lost = not has_best and run.lost_best is not None
     return TrainResult(
         run_dir=run.checkpointer.folder,
         best_epoch=int(best["epoch"]),
@@ -57,7 +56,7 @@ def build_result(run: Run) -> TrainResult:
         number_format=config.number_format,
         is_compiled=config.compile_model,
         baseline_iou=None if baseline is None else baseline.iou,
-        missing=[BEST] if is_lost else [],
+        missing=[BEST] if not has_best and run.lost_best is not None else [],
         warnings=_warnings(run),
         init_from=run.settings["init_from"].reason or None,
     )
@@ -70,8 +69,8 @@ def _warnings(run: Run) -> list[str]:
         no_number = f"{config.monitor} was no number in any epoch (does validation hold pixels that count?)"
         no_best = f"{run.lost_best}; {LAST} holds those of the last epoch"
         return [f"{no_number}; there is no {BEST}" if run.lost_best is None else no_best]
+    # of epochs that were trained again, num_cut may be too many
     num_cut = run.budget.num_cut // config.accumulation_steps
-    # of epochs that were trained again, it may be too many
     num_steps = max(1, state.epoch * state.learning_rate.steps_per_epoch - num_cut)
     _, largest_side = state.segmenter.spec.source_sides or (0.0, math.inf)
     known = (config, run.settings.was_open, state.confusion, state.history, num_steps, run.untaught_ids, largest_side)
@@ -83,9 +82,7 @@ def _baseline(run: Run) -> Baseline | None:
 
 
 def report(run: Run, close: Callable[[], object] = lambda: None) -> TrainResult:
-    """Check that the weights are there, record the result, write report.html, close what the run had open, and print
-    the result: the last lines name what there is and what to do with it. After a signal too, which leaves a finished
-    run without its report."""
+    """Record the result, write the report, close what the run had open, and print the result: after a signal too."""
     run.lost_best = run.checkpointer.check_best() or run.lost_best
     run.record.end("stopped early" if run.state.epoch < run.config.num_epochs else "finished")
     result = build_result(run)
@@ -101,13 +98,12 @@ def report(run: Run, close: Callable[[], object] = lambda: None) -> TrainResult:
 
 
 def say_result(run: Run, result: TrainResult) -> None:
-    folder, stopping, console = result.run_dir, run.state.early_stopping, run.console
-    has_best, baseline, num_test = stopping.best_epoch > 0, _baseline(run), run.checkpointer.num_test
+    """The last lines name what there is and what to do with it."""
+    folder, stopping, console, baseline = result.run_dir, run.state.early_stopping, run.console, _baseline(run)
+    has_best, num_test = stopping.best_epoch > 0, run.checkpointer.num_test
     console.say()
     if result.stopped_early:
-        counting = f", {stopping.patience_used} of which counted against early_stopping_patience"
-        counting = counting if stopping.patience_used < stopping.epochs_since_best else ""
-        why = f"no better {run.config.monitor} in {counted(stopping.epochs_since_best, 'epoch')}{counting}"
+        why = f"no better {run.config.monitor} in {counted(stopping.epochs_since_best, 'epoch')}"
         console.say(f"Stopped early: {'by a callback' if run.is_stopped else why}")
     if has_best:
         score = f"val loss {result.history[result.best_epoch - 1]['val_loss']:.4f}"
@@ -123,15 +119,14 @@ def say_result(run: Run, result: TrainResult) -> None:
     # a signal or an error may have left it out
     page = f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""
     console.say(f"Weights: {weights}{page} | curves: {folder / CURVES} | pictures: {folder / SAMPLES}")
-    model = shlex.quote(str(folder if has_best else weights))
-    kept = f"{counted(num_test, 'test image')}, kept from training"
-    commands = {
-        f"python train_unet.py evaluate {model}   (scores of each class and image)": True,
-        f"python train_unet.py evaluate {model} --split test   ({kept})": num_test,
-        f"python train_unet.py predict {model} IMAGES --out predictions": True,
-        f"python train_unet.py try {model}   (a page in the browser)": True,
-    }
+    model, kept = shlex.quote(str(folder if has_best else weights)), f"{counted(num_test, 'test image')}, kept from"
+    commands = [
+        f"python train_unet.py evaluate {model}   (scores of each class and image)",
+        *[f"python train_unet.py evaluate {model} --split test   ({kept} training)"] * bool(num_test),
+        f"python train_unet.py predict {model} IMAGES --out predictions",
+        f"python train_unet.py try {model}   (a page in the browser)",
+    ]
     if run.config.architecture == OWN:
-        commands = {f"load({str(folder)!r}, model=...) in Python, see docs/extending.md": True}
-    commands[f"{resume_command(folder, longer(run.config))}   (trains on)"] = True
-    console.say("Next: " + "\n      ".join(command for command, applies in commands.items() if applies))
+        commands = [f"load({str(folder)!r}, model=...) in Python, see docs/extending.md"]
+    commands.append(f"{resume_command(folder, longer(run.config))}   (trains on)")
+    console.say("Next: " + "\n      ".join(commands))

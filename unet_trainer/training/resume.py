@@ -1,5 +1,4 @@
-"""What may change between two starts of a run, what must not, and how the loaded state is adapted to what has
-changed."""
+"""What may change between two starts of a run, what must not, and how the loaded state is adapted to the changes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -60,15 +59,12 @@ def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
 
 
 def keep_reasons(settings: Settings, before: Mapping[str, Any], decisions: Mapping[str, Sequence[str]]) -> None:
-    """A setting that is as the run began keeps the source and the reason that it had then.
-
-    A run is resumed with its own config.yaml, which would else be the source of all of them.
-    """
+    """A setting that is as the run began keeps the source and the reason of then: a run is resumed with its own
+    config.yaml, which would else be the source of all of them."""
     now = settings.repeatable_dict()
-    for name, (source, reason) in decisions.items():
-        is_as_before = name in now and name in before and now[name] == before[name]
-        if is_as_before and not settings[name].is_decided:
-            settings[name] = Setting(settings[name].value, source, reason)
+    for name in decisions.keys() & now.keys() & before.keys():
+        if now[name] == before[name] and not settings[name].is_decided:
+            settings[name] = Setting(settings[name].value, *decisions[name])
 
 
 def split_names(split: Split) -> dict[str, list[str]]:
@@ -77,16 +73,14 @@ def split_names(split: Split) -> dict[str, list[str]]:
 
 def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], requested: Mapping[str, Any]) -> list[str]:
     """What changed from the checkpoint's config to that of this start, a line for each key; raises for what must not
-    change.
-
-    `requested` is the config of this start before anything was decided: what is `auto` in both has not changed.
-    """
+    change. `requested`: the config before anything was decided; what is `auto` in both has not changed."""
     names = [name for name in FIELDS if name in before and name not in MAY_CHANGE_SILENTLY]
     changed = [name for name in names if before[name] not in (now[name], requested[name])]
     fixed = MUST_STAY | (MUST_STAY_FOR_VAL_LOSS if now["monitor"] == "val_loss" else {})
     if refused := [name for name in changed if name in fixed]:
-        values = {name: f"{name}: {before[name]} in the checkpoint, {now[name]} now" for name in refused}
-        raise _refusal([f"{text}; it decides {fixed[name]}" for name, text in values.items()])
+        raise _refusal(
+            [f"{name}: {before[name]} in the checkpoint, {now[name]} now; it decides {fixed[name]}" for name in refused]
+        )
     return [f"{name}: {before[name]} → {now[name]}" for name in changed]
 
 
@@ -99,17 +93,14 @@ def compare_splits(
     before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]], table: Path | None = None
 ) -> None:
     """Raises if the split differs, by names: training images must not validate, and scores must stay comparable.
-
-    `table` is the file that decides the split of this start, if it is not decided anew.
-    """
-    then, today = ({part: set(names[part]) for part in ("train", "val")} for names in (before, now))
+    `table`: the file that decides the split of this start, if it is not decided anew."""
     decides = "data_dir, val_fraction and seed decide it"
     if table is not None:
         decides = f"{table} decides it, and is not the run's own"
     for names, problem in (
-        (then["train"] & today["val"], "images trained on would now validate"),
-        (then["val"] ^ today["val"], "validation images differ"),
-        (then["train"] ^ today["train"], "training images differ"),
+        (set(before["train"]) & set(now["val"]), "images trained on would now validate"),
+        (set(before["val"]) ^ set(now["val"]), "validation images differ"),
+        (set(before["train"]) ^ set(now["train"]), "training images differ"),
     ):
         if names:
             what = f"{len(names)} {problem}, e.g. {min(names)} ({decides})"
@@ -148,41 +139,36 @@ def say_resumed(
     console.say(f"Resuming after {describe_position(state)}{best}")
     for change in changes:
         console.note(f"changed since then: {change}")
-    horizon = before["num_epochs"]
-    if horizon not in ("auto", config.num_epochs) and state.epoch < config.num_epochs:
-        rate = state.next_learning_rate(config.accumulation_steps)
-        how = f"now spans {config.num_epochs} epochs instead of {horizon}"
+    if before["num_epochs"] not in ("auto", config.num_epochs) and state.epoch < config.num_epochs:
+        how = f"now spans {config.num_epochs} epochs instead of {before['num_epochs']}"
         how = "stays" if config.scheduler in ("constant", "plateau") else how
+        rate = state.next_learning_rate(config.accumulation_steps)
         console.note(f"the {config.scheduler} schedule {how}; the learning rate continues at {rate:.2e}")
 
 
 def say_already_finished(config: ResolvedConfig, state: TrainState, folder: Path, console: Console) -> None:
+    ended, setting = f"stopped early after epoch {state.epoch}", "early_stopping_patience=null"
     if state.epoch >= config.num_epochs:
-        ended, setting = f"finished its {counted(config.num_epochs, 'epoch')}", longer(config)
-    else:
-        ended, setting = f"stopped early after epoch {state.epoch}", "early_stopping_patience=null"
+        ended, setting = f"finished its {counted(state.epoch, 'epoch')}", longer(config)
     console.note(f"this run had {ended}; to train on: {resume_command(folder, setting)}")
 
 
 def adapt_to_world_size(
     config: ResolvedConfig, before: int, launch: Launch, state: TrainState, console: Console
 ) -> None:
-    """Goes on with another number of processes than the checkpoint's: finds the place in the epoch, and says what
-    changes."""
-    if before == launch.world_size:
+    """Finds the place in the epoch with another number of processes than the checkpoint's, and says what changes."""
+    now, size = launch.world_size, config.batch_size * config.accumulation_steps
+    if before == now:
         return
-    size = config.batch_size * config.accumulation_steps
     rate = ", and so is the learning rate (scale_lr)" if config.scale_lr else "; learning_rate stays"
-    batches = f"The effective batch is {size * launch.world_size} instead of {size * before}{rate}"
+    batches = f"The effective batch is {size * now} instead of {size * before}{rate}"
     console.note(
-        f"changed since then: {counted(before, 'process', 'processes')} → {launch.world_size}. {batches}. The order of "
-        "the samples stays that of the seed; sums are taken in another order, so the bits are not those of a run that "
-        "kept its processes"
+        f"changed since then: {counted(before, 'process', 'processes')} → {now}. {batches}. The order of the samples "
+        "stays that of the seed; sums are taken in another order, so the bits are not those of a run that kept its "
+        "processes"
     )
-    if not state.batch:
-        return
-    num_samples, per_batch = state.batch * config.batch_size * before, config.batch_size * launch.world_size
-    batch, left = divmod(num_samples, per_batch)
+    num_samples = state.batch * config.batch_size * before
+    batch, left = divmod(num_samples, config.batch_size * now)
     if left or batch % config.accumulation_steps:
         state.restart_epoch()
         within = f"its {num_samples} samples so far end within a step of today's size"

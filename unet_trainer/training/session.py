@@ -1,11 +1,9 @@
-"""What one call of `train` holds: console, record, signal handlers, the lock of the run's folder. Closes them in
-order."""
+"""What one call of `train` holds and closes in order: console, record, signal handlers, the lock of the folder."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -25,8 +23,7 @@ if TYPE_CHECKING:  # it imports torch
 
 
 class Session:
-    """Entered around a run. The error that ends the run goes into its log; after an interruption it says how to
-    resume."""
+    """Entered around a run. The error that ends it goes into its log; after an interruption it says how to resume."""
 
     def __init__(self, started: float | None = None) -> None:
         """`started`: when the command was given, if that was before now."""
@@ -45,9 +42,9 @@ class Session:
         self.on_end = self._exits.callback  # calls a function when the session ends
 
     def __enter__(self) -> Session:
-        self._exits.enter_context(self.signals)
-        self._exits.enter_context(self.lock)
-        self._exits.enter_context(self._parts)
+        self.on_end(self.console.close_log)
+        for part in (self.signals, self.lock, self._parts):
+            self._exits.enter_context(part)
         return self
 
     @cached_property
@@ -56,34 +53,21 @@ class Session:
 
         return Job(self.launch)
 
-    @contextlib.contextmanager
-    def importing(self) -> Iterator[None]:
-        """Around the import of torch, after which the processes of a job are connected. Each finishes it before a
-        signal ends it: torch that is half imported can neither tell the others nor be imported again."""
-        with self.signals.deferred() if self.launch.is_torchrun else contextlib.nullcontext():
-            yield
-            self._exits.callback(self.processes.close)
-        self.signals.check()
+    def connect(self) -> None:
+        """Waits for the other processes of a job."""
+        self.on_end(self.processes.close)
         self.processes.start(self.signals)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        was_finished = self.record.content.last_end is not None  # `report` said so
-        shown = error if error is None or not is_of_the_machine(error) else self._as_sentence(error)
+        shown = self._as_sentence(error) if error is not None and is_of_the_machine(error) else error
         if self.launch.is_torchrun:
             self.signals.is_deferred = True  # torchrun ends the others with a signal when one has ended
-        try:
-            self._log_end(shown)  # while the lock is held: afterwards another process may go on with the run
-            if isinstance(shown, KeyboardInterrupt | GeneratorExit):
-                self._say_interrupted(shown, was_finished)
-        finally:
-            if shown is not None and self.launch.is_torchrun and "processes" in vars(self):
-                shown.is_reported = self.processes.reports(shown)  # type: ignore[attr-defined]
-            try:
-                self._exits.close()
-            finally:
-                self.console.close_log()
+            if shown is not None:
+                shown.is_reported = True  # type: ignore[attr-defined] # by each process that fails
+        with self._exits:  # the lock is held: afterwards another process may go on with the run
+            self._log_end(shown)
         if shown is not error and shown is not None:
             raise shown from None
 
@@ -101,9 +85,11 @@ class Session:
         return None if self.console.log is None else self.console.log.parent
 
     def _log_end(self, error: BaseException | None) -> None:
-        """What ended the run, for its log; `report` has told the end of one that came to it."""
+        """What ended the run, for its log; `report` has recorded the end of one that came to it."""
+        was_finished = self.record.content.last_end is not None
         if isinstance(error, KeyboardInterrupt | GeneratorExit):  # GeneratorExit: who follows the run has left the loop
             self.record.end("interrupted", str(error) or "cancelled")
+            self._say_interrupted(error, was_finished)
         elif isinstance(error, Exception):
             # Whoever catches an error that was foreseen shows it; the traceback of a bug goes to the terminal.
             is_foreseen = isinstance(error, TrainingFailed | UserError)
@@ -117,7 +103,7 @@ class Session:
         if isinstance(error, Interrupted):
             start, error.is_told = f"Interrupted by {error}", True
         if was_finished:
-            self.console.say("; ".join([f"{start}. The run is finished", *getattr(error, "__notes__", ())]))
+            self.console.say(f"{start}. The run is finished; python train_unet.py report {folder} makes its report")
         elif folder is not None and has_checkpoint(folder):
             self.console.say(f"{start}. To go on where the state was saved: {resume_command(folder)}")
         else:

@@ -1,17 +1,15 @@
 """Config → settings: inspects the device, measures the data, tries the step, and says what was taken and why."""
 
 import dataclasses
-import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from unet_trainer.config.choices import choose_number_format, describe_symmetry
-from unet_trainer.config.facts import HardwareFacts, Measurements
+from unet_trainer.config.choices import choose_number_format
+from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings, resolve
-from unet_trainer.config.schema import FIELDS, Config, class_names, id_names
+from unet_trainer.config.schema import Config, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
 from unet_trainer.datasets.mask_evidence import absent_classes, class_shares, describe_classes
 from unet_trainer.datasets.measurements import measure_dataset
@@ -22,13 +20,14 @@ from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.launch import ALONE, Launch
 from unet_trainer.system.resources import free_disk, free_host_memory
+from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import InitialModel
 from unet_trainer.training.step_probe import StepProbe
 from unet_trainer.training.time_budget import TimeBudget
 
-FETCH_SHARE = 0.1  # of a time budget, that encoder weights may take to arrive
+FETCH_SHARE, TRIAL_SHARE = 0.1, 0.15  # of a time budget, that encoder weights, and trials of the step, may take
 MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it
-# With a time budget they are printed once, when the epochs are planned from the time of the step as it is trained.
+# With a time budget they are not printed: the epochs are planned anew, from the time of the step as it is trained.
 FOLLOW_THE_TIME = ("num_epochs", "warmup_epochs", "ema_decay", "early_stopping_patience")
 
 
@@ -53,12 +52,11 @@ def build_hardware(config: Config, console: Console, launch: Launch = ALONE) -> 
 
 
 def say_precision(settings: Settings, hardware: HardwareFacts, console: Console) -> None:
-    config, number_format, asked = settings.taken, settings.taken.number_format, settings.requested
+    config, number_format, requested = settings.taken, settings.taken.number_format, settings.requested
     reason = settings["amp_dtype" if config.use_amp else "use_amp"].reason
     if not reason:
         reason = choose_number_format(config.amp_dtype, hardware)[1] if config.use_amp else "use_amp is false"
-    is_float32_by_choice = number_format == "float32" and asked.use_amp == "auto"
-    if asked.use_amp and number_format != asked.amp_dtype and not is_float32_by_choice:
+    if number_format != (requested.amp_dtype if requested.use_amp is True or config.use_amp else "float32"):
         console.warn(reason)
     if number_format != "float32":
         console.say(f"Mixed Precision Training: {number_format}")
@@ -78,67 +76,39 @@ def build_settings(
     resumes: bool = False,
     budget: TimeBudget | None = None,
     is_preview: bool = False,
-    probe: StepProbe | None = None,
+    custom: CustomParts = NO_PARTS,
     initial: InitialModel | None = None,
 ) -> Settings:
     """Decides what the config leaves open, and says it. A resumed run has its settings: nothing is measured for them.
-
-    A preview fetches no weights. `initial`: the model that init_from names.
-    """
+    A preview fetches no weights. `initial`: the model that init_from names."""
     from_model = {} if initial is None else initial.settings(config) | initial.normalisation(config, dataset.image_spec)
-    budget = budget or TimeBudget(config.time_budget)
-    probe = probe or build_probe(config, hardware, budget)
-    probe.image_spec, probe.console = dataset.image_spec, console
-    is_measured = "auto" in (config.fit, config.image_size) or config.augmentation in ("auto", "default", "strong")
-    facts = dataset.facts(measure(dataset, console) if is_measured and not resumes else None)
+    budget, measured = budget or TimeBudget(config.time_budget), None
+    probe = StepProbe(dataset.image_spec, console, TRIAL_SHARE * budget.seconds, custom)
+    depends = "auto" in (config.fit, config.image_size) or config.augmentation in ("auto", "default", "strong")
+    if depends and not resumes:
+        train = dataset.split.train
+        shares = class_shares(dataset.facts_of(train)[1], dataset.coding, dataset.num_ids)
+        measured = measure_dataset(train, dataset.coding, dataset.num_ids, int(np.argmax(shares)), console)
 
     def find_weights(encoder: str) -> tuple[str | None, str]:
         if not is_preview:
             return choose_encoder_weights(encoder, console.say, min(TIME_LIMIT, FETCH_SHARE * budget.seconds))
-        if is_here(encoder, "imagenet"):
-            return "imagenet", "on this machine"
-        if (failure := why_offline()) is not None:
-            return None, f"none on this machine, and {failure}: random ones"
-        fetched = "a run fetches them, for a minute at most, and else begins with random ones"
-        return "imagenet", f"not on this machine: {fetched}"
+        failure = None if is_here(encoder, "imagenet") else why_offline()
+        return ("imagenet", "from this machine, or fetched") if failure is None else (None, f"{failure}: random ones")
 
-    settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training, from_model)
+    settings = resolve(
+        config, hardware, dataset.facts(measured), probe, find_weights, budget.lost_to_training, from_model
+    )
+    taken = settings.taken
     say_precision(settings, hardware, console)
     statistics_reason = from_model["image_mean"][1] if "image_mean" in from_model else dataset.statistics_reason
-    _say_dataset(settings.taken, dataset, "as the run began" if resumes else statistics_reason, console)
-    if facts.measurements is not None and not settings["augmentation"].is_decided:
-        console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
-    later = FOLLOW_THE_TIME if settings.replans() and not is_preview else ()
-    if lines := [line for line in settings.describe() if line[0] not in later]:
+    _say_dataset(taken, dataset, "as the run began" if resumes else statistics_reason, console)
+    planned = FOLLOW_THE_TIME if settings.replans() else ()
+    if lines := [line for line in settings.describe() if line[0] not in planned]:
         console.say("Decided from the data and this machine (a value in the config is always kept):")
-    say_decided(lines, console)
-    if settings.taken.monitor != config.monitor:
-        console.note(f"monitor: {settings.taken.monitor}: {settings['monitor'].reason}")
-    if config.num_workers == "auto":
-        workers = counted(settings.taken.num_workers, "worker") if settings.taken.num_workers else ""
-        who = f"{workers} beside the training process" if workers else "the training process alone"
-        console.fact("Loader", f"{who} (num_workers: auto, {counted(hardware.num_cores, 'core')})")
-    if config.class_weights == "auto" and settings.taken.class_weights is not None:
-        weights = zip(class_names(settings.taken), settings.taken.class_weights, strict=True)
-        console.fact("Weights", ", ".join(f"{name} {weight:g}" for name, weight in weights))
-    return settings
-
-
-def say_decided(lines: Sequence[tuple[str, str, str]], console: Console) -> None:
-    """Key, value and reason of each."""
     for name, value, reason in lines:
         console.say(f"  {name}: {value if len(value) <= MAX_SHOWN else f'{value[:MAX_SHOWN]}…'}  ({reason})")
-
-
-def build_probe(config: Config, hardware: HardwareFacts, budget: TimeBudget | None = None) -> StepProbe:
-    seconds = math.inf if budget is None else budget.trial_seconds()
-    return StepProbe(hardware, Path(config.checkpoint_dir) / ".cache/step_costs.json", seconds)
-
-
-def measure(dataset: CheckedDataset, console: Console) -> Measurements:
-    _, masks = dataset.facts_of(dataset.split.train)
-    common_id = int(np.argmax(class_shares(masks, dataset.coding, dataset.num_ids)))
-    return measure_dataset(dataset.split.train, dataset.coding, dataset.num_ids, common_id, console)
+    return settings
 
 
 def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_reason: str, console: Console) -> None:
@@ -150,18 +120,11 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_rea
         how = f"→ {crops}, tiles at native resolution in validation"
     statistics = "normalised with ImageNet's statistics"
     if statistics_reason != IMAGENET_REASON:
-        mean, std = (
-            ", ".join([f"{value:g}" for value in values[:4]] + ["…"] * (len(values) > 4))
-            for values in (config.image_mean, config.image_std)
-        )
+        mean, std = (", ".join(f"{one:g}" for one in values) for values in (config.image_mean, config.image_std))
         statistics = f"normalised with mean {mean}, std {std} ({statistics_reason})"
     console.fact("Images", f"{dataset.kind}; {describe_sizes(dataset.images)} {how}; {statistics}")
     console.fact("Masks", describe_classes(dataset.masks, dataset.coding, id_names(config)))
     for notice in dataset.notices:
         console.note(notice)
-    neutral = {"crops_per_image": 1, "rare_class_crops": FIELDS["rare_class_crops"].default}
-    unused = [name for name, value in neutral.items() if getattr(config, name) != value]
-    if config.fit == "resize" and unused:
-        console.note(f"{' and '.join(unused)}: for fit: crop alone; with fit: resize there are no crops")
     if absent := absent_classes(dataset.masks, dataset.coding, id_names(config)):
         console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")

@@ -1,8 +1,5 @@
-"""Config → a run that is ready for its first epoch, new or resumed.
-
-Under torchrun rank 0 decides, and the others take what it has decided and loaded: `broadcast` returns rank 0's value,
-in a plain process the value itself.
-"""
+"""Config → a run that is ready for its first epoch, new or resumed. Under torchrun rank 0 decides, and the others take
+what it has decided and loaded: `broadcast` returns rank 0's value, in a plain process the value itself."""
 
 import contextlib
 import hashlib
@@ -34,19 +31,13 @@ from unet_trainer.model.precision import set_backends
 from unet_trainer.model.random_state import CallersRandomState
 from unet_trainer.model.segmenter import SegmenterSpec, build_spec
 from unet_trainer.runs import folder as run_folder
-from unet_trainer.runs.curves import (
-    MAX_CURVES_SHARE,
-    MAX_REPORT_SHARE,
-    REPORT_SECONDS,
-    PacedWriter,
-    write_curves,
-)
+from unet_trainer.runs.curves import MAX_CURVES_SHARE, MAX_REPORT_SHARE, REPORT_SECONDS, PacedWriter, write_curves
 from unet_trainer.runs.folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
 from unet_trainer.runs.trackers import Trackers
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.os_errors import explain, named_file, with_advice
+from unet_trainer.system.os_errors import cannot, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
-from unet_trainer.training import build, compilation, pilots, resume
+from unet_trainer.training import build, compilation, resume
 from unet_trainer.training.checkpoint import ILL_FORMED, AnyCheckpointer, Checkpointer, FollowingCheckpointer, read_run
 from unet_trainer.training.compilation import try_components
 from unet_trainer.training.extension import NO_PARTS, CustomParts
@@ -54,7 +45,7 @@ from unet_trainer.training.initial_model import read_initial_model
 from unet_trainer.training.parallel import Job, choose_backend, device_id
 from unet_trainer.training.run import Run
 from unet_trainer.training.session import Session
-from unet_trainer.training.settings import FOLLOW_THE_TIME, build_hardware, build_probe, build_settings, say_decided
+from unet_trainer.training.settings import build_hardware, build_settings
 from unet_trainer.training.state import TrainState
 from unet_trainer.training.step_probe import QUICK_SECONDS, time_steps
 from unet_trainer.training.time_budget import TimeBudget, fit_into_budget, plan_run
@@ -69,19 +60,16 @@ OF_A_MACHINE = {
 PACKAGES = ("segmentation-models-pytorch", "timm", "albumentations", "numpy", "opencv-python-headless")
 
 
-def set_up(
-    config: Config,
-    session: Session,
-    make_report: Callable[..., object] | None = None,
-    custom: CustomParts = NO_PARTS,
-) -> Run:
-    """Checkpoint → device → data → settings → loaders → model → folder → compiled steps."""
+def set_up(config: Config, session: Session, make_report: Callable[..., object], custom: CustomParts = NO_PARTS) -> Run:
+    """Checkpoint → device → data → settings → loaders → model → folder → compiled steps. `make_report`: writes the
+    page of the run."""
     budget = TimeBudget(config.time_budget, session.started)
     console, processes = session.console, session.processes
     check_same(processes, config_facts(config), "", "the same config, the same command and the same packages")
     check_parameters(config.augmentation)
-    source, folder, earlier = _find_earlier(config, session)
+    earlier, source, folder = _find_earlier(config, session), None, None
     if earlier is not None:
+        source, folder = earlier["source"], earlier["folder"] and Path(earlier["folder"])
         config = resume.keep_decided(config, earlier["config"])
     initial = None
     if processes.is_main and earlier is None and config.init_from is not None:
@@ -93,14 +81,12 @@ def set_up(
     callers_random_state = CallersRandomState(device)
     session.on_end(callers_random_state.restore)
     _say_job(processes, device, config.resume, console)
-    probe = build_probe(config, hardware, budget)
-    probe.custom = custom
     with processes.main_process_first():  # the others find what the first one has read
         dataset = build.build_dataset(config, console, folder)
     check_same(processes, dataset_facts(dataset), f"data_dir: {config.data_dir}: ", "the same files")
     resumes, made = earlier is not None, None
     if processes.is_main:
-        made = build_settings(config, hardware, dataset, console, resumes, budget, False, probe, initial)
+        made = build_settings(config, hardware, dataset, console, resumes, budget, False, custom, initial)
     settings = share_settings(processes, made, device, config.checkpoint_dir)
     set_backends(config.allow_tf32, config.deterministic)
     spec = _build_spec(settings.taken, dataset, processes, earlier)
@@ -124,7 +110,7 @@ def set_up(
         table = folder / SPLIT_CSV if folder is not None and (folder / SPLIT_CSV).is_file() else None
         resume.compare_splits(earlier["split"], resume.split_names(dataset.split), table)
         resume.keep_reasons(settings, earlier["config"], earlier["decisions"])
-        _load_state(state, earlier, settings, source, processes)
+        _load_state(state, earlier, settings, processes)
     else:
         state.broadcast(processes)
         try_components(settings, components, loaders, console, processes)
@@ -136,33 +122,27 @@ def set_up(
     record = session.record
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
     curves = PacedWriter(partial(write_curves, folder), MAX_CURVES_SHARE)
-    drawings: dict[str, Callable[[], object]] = {CURVES: curves.write}
-    live_report = None
-    if make_report is not None:
-        draw = partial(make_report, folder, with_pictures=False, is_running=True)
-        live_report = PacedWriter(draw, MAX_REPORT_SHARE, REPORT_SECONDS)
-        drawings[REPORT] = live_report.write
+    draw = partial(make_report, folder, with_pictures=False, is_running=True)
+    live_report = PacedWriter(draw, MAX_REPORT_SHARE, REPORT_SECONDS)
     if processes.is_main:
         resumed_after = {"epoch": state.epoch, "batch": state.batch} if resumes else None
         about = start_facts(hardware, settings, dataset, state.segmenter.network)
         _open_folder(folder, session, {"resumed_after": resumed_after, **about})
-        is_ours = session.lock.is_ours
+        is_ours, drawings = session.lock.is_ours, {CURVES: curves.write, REPORT: live_report.write}
         checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, record, drawings)
     budget.seconds_before = state.seconds + state.train_seconds
-    run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes, custom)
+    run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes)
     run.callers_random_state, run.untaught_ids = callers_random_state, dataset.untaught_ids
     if processes.is_main:
-        run.make_report, run.live_report = make_report and partial(make_report, model=custom.model), live_report
+        run.make_report, run.live_report = partial(make_report, model=custom.model), live_report
         session.on_exit(partial(_finish, run, curves))
     if earlier is not None:
-        _resume(run, earlier, source, changes)
+        _resume(run, earlier, changes)
     console.fact("Run", str(folder))
     if run.is_finished():
         resume.say_already_finished(settings.taken, state, folder, console)
         return run
-    plan_run(run, _get_ready(run), may_have_pilots=pilots.is_open(run.settings))
-    if settings.replans():
-        say_decided([line for line in settings.describe() if line[0] in FOLLOW_THE_TIME], console)
+    plan_run(run, _get_ready(run))
     if is_new:
         checkpointer.attempt(checkpointer.write_config)
         checkpointer.attempt(checkpointer.write_split)
@@ -178,10 +158,10 @@ def _build_spec(
     config: ResolvedConfig, dataset: CheckedDataset, processes: Job, earlier: Mapping[str, Any] | None
 ) -> SegmenterSpec:
     """Of the model; a resumed run keeps the tile that its best epoch was found with."""
-    dataset.image_spec = replace(dataset.image_spec, mean=config.image_mean, std=config.image_std)
-    has_background = dataset.has_background(config)
+    image_spec = dataset.image_spec = replace(dataset.image_spec, mean=config.image_mean, std=config.image_std)
     train_sizes, val_sizes = dataset.sizes_of(dataset.split.train), dataset.sizes_of(dataset.split.val)
-    spec = build_spec(config, dataset.image_spec, dataset.coding, has_background, train_sizes, dataset.class_shares)
+    has_background, shares = dataset.has_background(config), dataset.class_shares
+    spec = build_spec(config, image_spec, dataset.coding, has_background, train_sizes, shares)
     if earlier is not None:
         resume.compare_depths(earlier["depth"], spec.image.depth)
         return replace(spec, tile=earlier["tile"])
@@ -213,7 +193,7 @@ def start_facts(
         "python": platform.python_version(),
         "versions": package_versions(),
     }
-    split, table = dataset.split, class_table(dataset.masks, dataset.coding, id_names(config))
+    split, names = dataset.split, id_names(config)
     data = {
         "data_dir": config.data_dir,
         "num_train": len(split.train),
@@ -224,7 +204,10 @@ def start_facts(
         "sizes": describe_sizes(dataset.images),
         "model_size": list(config.shape),
         "fit": config.fit,
-        "classes": [{"name": row.name, "values": row.values, "share": row.share} for row in table],
+        "classes": [
+            {"name": row.name, "values": row.values, "share": row.share}
+            for row in class_table(dataset.masks, dataset.coding, names)
+        ],
         "ignored_share": ignored_share(dataset.masks, dataset.coding),
         "notices": list(dataset.notices),
     }
@@ -233,24 +216,23 @@ def start_facts(
         "encoder": config.encoder,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "init_from": settings["init_from"].reason or None,
-        "ids": id_names(config),
+        "ids": names,
         "classes": class_names(config),
     }
     return {"machine": machine, "model": model, "data": data}
 
 
-def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path | None, dict[str, Any] | None]:
-    """What to resume from, the run folder that it lies in, and its content: on other ranks than 0 some facts of it
-    alone, since checkpoint_dir need not be on their machine."""
-    content: dict[str, Any] = {}
-
-    def find() -> tuple[str, str | None, dict[str, Any]] | None:
-        source = run_folder.find_resume_source(config.resume, config.run_name, Path(config.checkpoint_dir))
-        if source is None:
-            return None
+def _find_earlier(config: Config, session: Session) -> dict[str, Any] | None:
+    """What to resume from (`source`), the run folder that it lies in, and its content: some facts of it on other ranks
+    than 0, since checkpoint_dir need not be on their machine."""
+    content, facts = dict[str, Any](), None
+    checkpoint_dir = Path(config.checkpoint_dir)
+    if session.processes.is_main and (
+        source := run_folder.find_resume_source(config.resume, config.run_name, checkpoint_dir)
+    ):
         if (folder := run_folder.folder_of(source)) is not None:
             session.lock.acquire(folder, session.console.note)
-        content.update(read_run(source, session.console.warn))
+        content = read_run(source, session.console.warn)
         try:
             spec = SegmenterSpec.from_dict(content["spec"])
         except ILL_FORMED as error:
@@ -258,26 +240,24 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
             raise CheckpointError(f"{source} cannot be resumed: {problem}") from None
         facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT}
         facts |= {"world_size": content["num_processes"], "tile": spec.tile, "depth": spec.image.depth}
-        return str(source), None if folder is None else str(folder), facts
-
-    if (found := session.processes.broadcast(find() if session.processes.is_main else None)) is None:
-        return None, None, None
-    source, folder, facts = found
-    return Path(source), None if folder is None else Path(folder), {**facts, **content}
+        facts |= {"source": str(source), "folder": folder and str(folder)}
+    facts = session.processes.broadcast(facts)
+    return None if facts is None else {**content, **facts}
 
 
 def check_same(processes: Job, own: Mapping[str, str], place: str, need: str) -> None:
     """Raises UserError if a fact of this process is another than rank 0's, which all would take in silence."""
     first, here = processes.broadcast(own), socket.gethostname()
-    different = [name for name in own if own[name] != first.get(name)]
-    others = [f"{place}{name}: {own[name]} on {here}, {first.get(name)} for rank 0" for name in different]
-    if others:
+    if others := [
+        f"{place}{name}: {own[name]} on {here}, {first.get(name)} for rank 0"
+        for name in own
+        if own[name] != first.get(name)
+    ]:
         raise UserError(f"{'; '.join(others)}; all machines need {need}")
 
 
 def config_facts(config: Config) -> dict[str, str]:
-    """What all processes must have in common. Other packages have other kernels and other bits: the weights would drift
-    apart."""
+    """What all processes must have in common. With other packages, which have other bits, weights would drift apart."""
     shared = {name: value_text(value) for name, value in as_dict(config).items() if name not in OF_A_MACHINE}
     return shared | package_versions()
 
@@ -285,21 +265,19 @@ def config_facts(config: Config) -> dict[str, str]:
 def dataset_facts(dataset: CheckedDataset) -> dict[str, str]:
     """Of the files, which samples are numbered by."""
     names = resume.split_names(dataset.split)
-    facts = {"files": names, "values of masks": dataset.coding.to_dict(), "pixels of images": dataset.image_spec}
-    digests = {what: hashlib.sha256(repr(fact).encode()).hexdigest()[:8] for what, fact in facts.items()}
-    return digests | {"files": f"{len(names['train'])} train, {len(names['val'])} validate (digest {digests['files']})"}
+    digest = hashlib.sha256(repr(names).encode()).hexdigest()[:8]
+    files = f"{len(names['train'])} train, {len(names['val'])} validate (digest {digest})"
+    coding = str(dataset.coding.to_dict())
+    return {"files": files, "values of masks": coding, "pixels of images": str(dataset.image_spec)}
 
 
 def _say_job(processes: Job, device: torch.device, resume: str | None, console: Console) -> None:
     """Who takes part; and what is likely a mistake."""
     if processes.is_alone:
         return
-    world_size, local_world_size = processes.launch.world_size, processes.launch.local_world_size
-    device_ids = processes.all_gather(device_id(device))
-    backend = choose_backend(device_ids)
-    on = counted(-(-world_size // local_world_size), "machine")
-    how = f"gradients averaged by {backend}; this is rank {processes.launch.rank}"
-    console.fact("Processes", f"{world_size} on {on}, {how}")
+    world_size, device_ids = processes.launch.world_size, processes.all_gather(device_id(device))
+    backend, num_machines = choose_backend(device_ids), -(-world_size // processes.launch.local_world_size)
+    console.fact("Processes", f"{world_size} on {counted(num_machines, 'machine')}, gradients averaged by {backend}")
     if device.type == "cuda" and backend == "gloo":
         gpus = counted(len(set(device_ids)), "GPU")
         console.warn(f"{world_size} processes share {gpus}: gradients go through the host (gloo)")
@@ -318,15 +296,13 @@ def share_settings(processes: Job, made: Settings | None, device: torch.device, 
     return settings
 
 
-def _load_state(
-    state: TrainState, earlier: Mapping[str, Any], settings: Settings, source: Path | None, processes: Job
-) -> None:
+def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Settings, processes: Job) -> None:
     try:
         if processes.is_main:
             state.load_state_dict(earlier)
     except ILL_FORMED as error:
         text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
-        raise CheckpointError(f"{source} cannot be resumed: {text}") from None
+        raise CheckpointError(f"{earlier['source']} cannot be resumed: {text}") from None
     state.broadcast(processes)
     if not processes.is_main and earlier["world_size"] != processes.launch.world_size:
         state.metrics.reset()  # rank 0 has the counts; of as many processes, its counts stand for those of each
@@ -334,9 +310,6 @@ def _load_state(
         planned = max(state.epoch, earlier["learning_rate"]["num_epochs"])
         settings.change("as planned before the run was interrupted", num_epochs=planned)
         state.learning_rate.num_epochs = planned
-    if (num_epochs := settings.taken.num_epochs) < state.epoch:
-        done = f"the {counted(state.epoch, 'epoch')} that {source} has"
-        raise UserError(f"num_epochs: {num_epochs} is less than {done}; need more")
 
 
 def _begin_folder(config: Config, session: Session) -> Path:
@@ -355,17 +328,17 @@ def _open_folder(folder: Path, session: Session, start: Mapping[str, Any]) -> No
         session.console.log_to(folder / LOG)
         session.record.open(folder, **start)
     except OSError as error:
-        where = named_file(error) or folder
-        raise UserError(f"{where} cannot be written to ({explain(error, folder)[0]}); a run needs its folder") from None
+        raise cannot(str(named_file(error) or folder), "be written to", error, folder) from None
 
 
-def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: Sequence[str]) -> None:
+def _resume(run: Run, earlier: Mapping[str, Any], changes: Sequence[str]) -> None:
     """Adapts the loaded state to what has changed since, and says where the run goes on."""
     config, state, console = run.config, run.state, run.console
     resume.adapt_to_world_size(config, earlier["world_size"], run.processes.launch, state, console)
     resume.adapt_to_changes(config, earlier["config"], state, console)
     if state.batch > len(run.loaders.train):
-        raise CheckpointError(f"{source} cannot be resumed: batch is {state.batch} of {len(run.loaders.train)}")
+        problem = f"batch is {state.batch} of {len(run.loaders.train)}"
+        raise CheckpointError(f"{earlier['source']} cannot be resumed: {problem}")
     resume.say_resumed(config, earlier["config"], state, changes, console)
     run.lost_best = run.checkpointer.check_best()
     if run.processes.broadcast(run.lost_best is not None):  # rank 0 alone checks whether the weights are still there
@@ -377,47 +350,41 @@ def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: 
 
 
 def _get_ready(run: Run) -> StepCost:
-    """The workers read while the step is compiled. Signals are deferred, because an exception raised during a fork is
-    lost. An error of the workers is raised again when the epoch begins, where `recovering` handles it. Returns what the
-    step takes."""
-    run.components.set_training_mode(run.state.epoch)
-    cost = None if run.config.compile_model else _time_step(run)
-    with run.signals.deferred(), contextlib.suppress(WorkerError):
-        run.loaders.train.prepare(run.state.epoch, run.state.batch)
-    run.signals.check()
-    run.connect()
-    if run.config.compile_model:
-        started = time.perf_counter()
-        run.console.say("Compiling the step (once; a minute or two) ...")
-        saved = run.checkpointer.describe_saved()
-        compilation.compile_components(run.settings, run.components, run.loaders, run.console, saved, run.processes)
-        if run.config.compile_model:  # it may have failed
-            run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")
-    return cost or _time_step(run)
-
-
-def _time_step(run: Run) -> StepCost:
-    components, saved = run.components, run.checkpointer.describe_saved()
+    """Starts the workers, which read while the step is compiled; returns what the step takes."""
+    components = run.components
+    shared = (run.settings, components, run.console, run.checkpointer.describe_saved(), run.processes)
 
     def time_once() -> StepCost:
         with compilation.restoring(components), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a compiler's advice, where parts of a batch are compiled anew
-            return time_steps(
-                components, *compilation.random_batches(run.config, components, run.loaders), QUICK_SECONDS
-            )
+            batches = compilation.random_batches(run.config, components, run.loaders)
+            return time_steps(components, *batches, QUICK_SECONDS)
 
-    cost = compilation.fit_into_memory(time_once, run.settings, components, run.console, saved, run.processes)
     components.set_training_mode(run.state.epoch)
+    cost = None if run.config.compile_model else compilation.fit_into_memory(time_once, *shared)
+    # An exception that is raised during a fork is lost; an error of the workers is raised again when the epoch begins.
+    with run.signals.deferred(), contextlib.suppress(WorkerError):
+        run.loaders.train.prepare(run.state.epoch, run.state.batch)
+    run.signals.check()
+    components.set_training_mode(run.state.epoch)
+    run.connect()
+    if cost is None:
+        started = time.perf_counter()
+        run.console.say("Compiling the step (once; a minute or two) ...")
+        compilation.compile_components(run.settings, components, run.loaders, *shared[2:])
+        if run.config.compile_model:  # it may have failed
+            run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")
+        cost = compilation.fit_into_memory(time_once, *shared)
+        components.set_training_mode(run.state.epoch)
     return cost
 
 
 def _finish(run: Run, curves: PacedWriter) -> None:
-    """What is sent, written and drawn at the end, however the run ended; the report unless the end has written the
-    whole of it."""
+    """What is sent, written and drawn at the end, however the run ended."""
     try:
         if run.trackers is not None:
             run.trackers.finish()
-        run.write_report(with_pictures=False)
+        run.write_report(with_pictures=False)  # unless the end has written the whole of it
     finally:
         curves.write(is_last=True)
         if (error := curves.error) is not None:

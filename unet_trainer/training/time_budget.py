@@ -1,17 +1,14 @@
-"""The time that a run may take, counted from its command on, and the plan that fits into it; and what a run will
-take."""
+"""The time that a run may take, counted from its command on; the plan that fits into it; and what a run will take."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unet_trainer.config.choices import (
     MAX_PILOTS,
@@ -37,10 +34,8 @@ if TYPE_CHECKING:
 
 END_SHARE = 0.1  # of the budget, that the end of a run may take: the last files and the report
 END_SECONDS = 3.0  # that it takes at least, without the pictures of the report
-TRIAL_SHARE = 0.15  # that trials of the step may take
 NUM_RECENT = 5  # epochs whose time tells that of the next ones
-REPLAN_SHARE = 0.03  # a plan that is off by less stays as it is, until its last epochs
-NOTED_SHARE = 0.2  # steps of the plan: another number is printed where it is off by more
+OTHER_SHARE = 0.2  # of the epochs: where the plan is off by more, what depends on their number is decided anew
 MIN_BATCHES = 5  # that tell the time of the next ones: the first ones wait for the workers
 NUM_PICTURES, MAX_REPORT_SECONDS = 21, 60.0  # of the report, at most
 NUM_SAMPLES, SAMPLE_SECONDS = 8, 0.5  # of training and of validation, that are prepared to time the loader
@@ -58,7 +53,6 @@ class TimeBudget:
         self.last_seconds = max(END_SECONDS, clock() - self.started)  # where importing took long, ending does
         self.seconds_before = 0.0  # of training in earlier starts of the run
         self.val_seconds = 0.0  # that the last validation took, or that one will take
-        self.planned_steps = 0  # of the run, as they were printed last; 0: not yet
         self.planned_end: int | None = None  # step at which the time ends the last epoch, as planned between epochs
         self.num_cut = 0  # batches of epochs that the time has ended
 
@@ -76,41 +70,95 @@ class TimeBudget:
         """What is spent, and what the end of the run may take."""
         return self.spent() + END_SHARE * self.seconds
 
-    def is_other_plan(self, num_steps: int) -> bool:
-        """Whether the run has by much another number of steps than was printed."""
-        return self.planned_steps > 0 and abs(num_steps - self.planned_steps) > NOTED_SHARE * self.planned_steps
 
-    def trial_seconds(self) -> float:
-        return TRIAL_SHARE * self.seconds
+def plan_run(run: Run, cost: StepCost) -> None:
+    """Before the first epoch of a start: says how long an epoch and the run will take. With a time budget the epochs
+    of a new run are planned from that first."""
+    config, state, budget, loaders, launch = run.config, run.state, run.budget, run.loaders, run.processes.launch
+    rate, is_new, loading = state.learning_rate, state.epoch == state.batch == 0, (0.0, 0.0)
+    with contextlib.suppress(Exception):  # whatever reading raises: training reads the files too, and says so
+        read = partial(time_samples, loaders.train.dataset, loaders.val.dataset)
+        loading = call_with_timeout(read, NUM_SAMPLES * SAMPLE_SECONDS)
+    seconds = step_seconds(config, cost, loading, launch.local_world_size)
+    batch_seconds, val_image_seconds = run.processes.broadcast(seconds)
+    budget.val_seconds = len(loaders.val.batches.samples) * val_image_seconds
+    epoch_seconds = len(loaders.train) * batch_seconds + budget.val_seconds
+
+    def trial_seconds() -> float:
+        may_try = is_new and run.settings["learning_rate"].source == "decided"
+        return pilot_seconds(rate.num_steps, config.accumulation_steps * batch_seconds) if may_try else 0.0
+
+    if run.settings.replans() and is_new:
+        fit_into_budget(run, epoch_seconds, trial_seconds())
+    num_epochs = run.config.num_epochs - state.epoch
+    if state.history:
+        epoch_seconds = recent_epoch_seconds(state.history)
+    if rate.end is not None and num_epochs == 1:
+        epoch_seconds = rate.num_steps * config.accumulation_steps * batch_seconds + budget.val_seconds
+    text = f"{counted(num_epochs, 'epoch')} of {describe_seconds(epoch_seconds)}{'' if is_new else ' to go'}"
+    text += "" if rate.end is None else f", {rate.num_steps:,} steps in all"
+    total = max(0.0, num_epochs * epoch_seconds - state.train_seconds) + trial_seconds()
+    if run.settings.replans():
+        total = min(budget.spent() + total + _end_seconds(run), budget.seconds)
+    run.console.fact("Time", describe_run(total, text, trial_seconds(), config))
 
 
-def fit_into_budget(run: Run, batch_seconds: float | None = None, other_seconds: float = 0.0) -> None:
+def time_samples(train: SegmentationDataset, val: SegmentationDataset) -> tuple[float, float]:
+    """Seconds that one core takes to prepare a sample of training, and one of validation. Raises what reading does."""
+
+    def mean_seconds(dataset: SegmentationDataset, indices: range) -> float:
+        dataset, times, started = dataset.clone_for_worker(), [], time.perf_counter()
+        for index in indices[:NUM_SAMPLES]:
+            times.append(sum(dataset.timed_sample((0, index))[2:]))
+            if time.perf_counter() - started > SAMPLE_SECONDS:
+                break
+        return mean(times[1:] or times)  # the first one loads code
+
+    spread = range(0, len(train), max(1, len(train) // NUM_SAMPLES))
+    return mean_seconds(train, spread), mean_seconds(val, range(len(val)))  # an image's tiles in turn
+
+
+def step_seconds(
+    config: ResolvedConfig, cost: StepCost, loading: tuple[float, float], num_processes: int = 1
+) -> tuple[float, float]:
+    """Of a training batch and of a validation image, with `loading`: the seconds that one core needs to prepare a
+    sample. Workers do so beside a GPU; on a CPU the model computes on the same cores. `num_processes` share these."""
+    num_cores, on_cpu = max(1, count_cores() // num_processes), config.device.startswith("cpu")
+    num_workers = max(1, config.num_workers // num_processes)
+
+    def with_loading(seconds: float, loading: float) -> float:
+        if config.num_workers == 0:
+            return seconds + loading
+        return max(seconds + loading / num_cores * on_cpu, loading / num_workers)
+
+    return with_loading(cost.seconds, config.batch_size * loading[0]), with_loading(cost.eval_seconds, loading[1])
+
+
+def pilot_seconds(num_steps: int, seconds: float) -> float:
+    """That learning-rate trials take at most, in a run of so many steps, each of so many seconds."""
+    return MAX_PILOTS * num_pilot_steps(num_steps) * seconds
+
+
+def describe_run(seconds: float, epochs: str, trial_seconds: float, config: ResolvedConfig) -> str:
+    """`epochs`: their number and time."""
+    text = f"about {describe_seconds(seconds)}: {epochs}"
+    text += f"; up to {describe_seconds(trial_seconds)} of it try learning rates" if trial_seconds else ""
+    return text + ("; early stopping may end it sooner" if config.early_stopping_patience is not None else "")
+
+
+def fit_into_budget(run: Run, epoch_seconds: float | None = None, other_seconds: float = 0.0) -> None:
     """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget;
-    the last one may be a part of an epoch. `batch_seconds`: of a training batch, before the first epoch;
-    `other_seconds`: what else comes first."""
-    state, planned, budget = run.state, run.config.num_epochs, run.budget
-    rate = state.learning_rate
-    if batch_seconds is None:
-        seconds = recent_epoch_seconds(state.history)
-    else:
-        seconds = batch_seconds * len(run.loaders.train) + budget.val_seconds
+    the last one may be a part of an epoch. `epoch_seconds`: before the first epoch; `other_seconds`: what else comes
+    first."""
+    state, budget, rate = run.state, run.budget, run.state.learning_rate
+    seconds = epoch_seconds or recent_epoch_seconds(state.history)
     left = run.processes.broadcast(budget.left() - _end_seconds(run) - other_seconds)
     epochs = _epochs_in(left, seconds, budget.val_seconds, may_be_cut=run.processes.is_alone)
     most = most_epochs(run.config, len(run.loaders.train.dataset))
     possible = max(state.epoch, 1, min(most, state.epoch + math.ceil(epochs)))
-    is_near = abs(possible - planned) <= REPLAN_SHARE * planned and planned - state.epoch > 2
-    if is_near and state.epoch > 1 and possible != planned:
-        return
     if epochs > int(epochs) and possible < most:
         budget.planned_end = rate.end = int((state.epoch + epochs) * rate.steps_per_epoch)
-    if possible != planned or not budget.planned_steps:
-        change_epochs(run, possible, f"as many as {run.settings.requested.time_budget} have time for")
-        run.checkpointer.attempt(run.checkpointer.write_config)
-    num_steps = rate.num_steps - budget.num_cut // run.config.accumulation_steps
-    if budget.is_other_plan(num_steps):
-        steps = f"{num_steps:,} steps in all ({budget.planned_steps:,} were planned)"
-        run.console.note(f"time_budget: there is time for {counted(possible, 'epoch')}, {steps}")
-        budget.planned_steps = num_steps
+    change_epochs(run, possible, f"as many as {run.settings.requested.time_budget} have time for")
 
 
 def recent_epoch_seconds(history: Sequence[Row]) -> float:
@@ -134,15 +182,15 @@ def is_out_of_time(run: Run) -> bool:
     """After a step: whether the rest of the time budget is needed for validation and the report. The learning rate
     falls within the time that there is: in a part of the epoch, or over more epochs than were planned. The processes of
     a job train whole epochs."""
-    state, num_batches, budget = run.state, len(run.loaders.train), run.budget
+    state, num_batches, budget, rate = run.state, len(run.loaders.train), run.budget, run.state.learning_rate
     if not (run.settings.replans() and run.processes.is_alone) or state.batch == num_batches:
         return False
-    seconds, is_early = state.train_seconds / state.batch, state.batch < MIN_BATCHES
-    left = budget.left() - budget.val_seconds - _end_seconds(run)
-    if is_early and left > 0:
+    seconds, left = state.train_seconds / state.batch, budget.left() - budget.val_seconds - _end_seconds(run)
+    if left <= 0:
+        budget.num_cut += num_batches - state.batch
+    elif state.batch < MIN_BATCHES:
         return False
     possible = state.batch + max(0, int(left / seconds))
-    rate = state.learning_rate
     if possible < num_batches:
         rate.end = state.epoch * rate.steps_per_epoch + -(-possible // run.config.accumulation_steps)
     elif state.epoch + 1 < run.config.num_epochs:
@@ -152,15 +200,7 @@ def is_out_of_time(run: Run) -> bool:
         more = _epochs_in(rest, num_batches * seconds + budget.val_seconds, budget.val_seconds, may_be_cut=True)
         more = min(more, most_epochs(run.config, len(run.loaders.train.dataset)) - run.config.num_epochs)
         rate.end = int((run.config.num_epochs + more) * rate.steps_per_epoch) if more > 0 else None
-    if left > 0:
-        return False
-    budget.num_cut += num_batches - state.batch
-    if budget.is_other_plan(rate.num_steps):
-        budget.planned_steps = rate.num_steps
-        about = f"the rest of the time is for validation (about {budget.val_seconds:.0f} s) and the report"
-        where = f"after {state.batch} of {num_batches} batches"
-        run.console.note(f"time_budget: epoch {state.epoch + 1} ends {where}; {about}")
-    return True
+    return left <= 0
 
 
 def _end_seconds(run: Run) -> float:
@@ -170,155 +210,21 @@ def _end_seconds(run: Run) -> float:
 
 
 def change_epochs(run: Run, num_epochs: int, reason: str) -> None:
-    """Another number than was planned; if it is quite another, warm-up, patience and average follow where they were
-    left open."""
-    state, settings, planned = run.state, run.settings, run.config.num_epochs
+    """If the number is quite another, warm-up, patience and average follow where they were left open."""
+    state, settings, rate, planned = run.state, run.settings, run.state.learning_rate, run.config.num_epochs
     settings.change(reason, num_epochs=num_epochs)
-    state.learning_rate.num_epochs = num_epochs
-    if abs(num_epochs - planned) <= NOTED_SHARE * planned:
+    rate.num_epochs = num_epochs
+    if abs(num_epochs - planned) <= OTHER_SHARE * planned:
         return
-    if settings.was_open("early_stopping_patience"):
-        patience, reason = choose_patience(num_epochs)
-        settings.change(reason, early_stopping_patience=patience)
-    if settings.was_open("warmup_epochs"):
-        warmup, reason = choose_warmup(num_epochs)
-        settings.change(reason, warmup_epochs=warmup)
-        state.learning_rate.num_warmup_steps = round(warmup * state.learning_rate.steps_per_epoch)
-    if settings.was_open("ema_decay") and state.ema is not None:
-        decay, reason = choose_ema_decay(state.learning_rate.num_steps)
-        settings.change(reason, ema_decay=decay)
-        state.ema.decay = decay
+    follow: dict[str, tuple[Any, str]] = {
+        "early_stopping_patience": choose_patience(num_epochs),
+        "warmup_epochs": choose_warmup(num_epochs),
+        "ema_decay": choose_ema_decay(rate.num_steps),
+    }
+    for name in filter(settings.was_open, follow):
+        value, reason = follow[name]
+        settings.change(reason, **{name: value})
+    rate.num_warmup_steps = round(run.config.warmup_epochs * rate.steps_per_epoch)
+    if state.ema is not None and run.config.ema_decay is not None and run.config.ema_decay != state.ema.decay:
+        state.ema.decay = run.config.ema_decay
         run.components.train_step.launcher.clear()  # a recorded graph holds the old one
-
-
-@dataclass(frozen=True)
-class SampleCost:
-    """Seconds that one core takes to prepare a sample."""
-
-    read_seconds: float = 0.0  # of a training sample; a cache spares it
-    augment_seconds: float = 0.0
-    val_seconds: float = 0.0  # of a validation sample, which a cache spares as well
-
-
-def time_samples(train: SegmentationDataset, val: SegmentationDataset, most: int, seconds: float) -> SampleCost:
-    """From `most` samples of each, or those of so many seconds. Raises what reading raises."""
-    indices = range(0, len(train), max(1, len(train) // most))
-    read, augment = _mean_seconds(train.clone_for_worker(), indices[:most], seconds)
-    val_read, _ = _mean_seconds(val.clone_for_worker(), range(min(most, len(val))), seconds)  # an image's tiles in turn
-    return SampleCost(read, augment, val_read)
-
-
-def _mean_seconds(dataset: SegmentationDataset, indices: Sequence[int], seconds: float) -> tuple[float, float]:
-    """Of reading and of augmenting a sample, in this process."""
-    started, times = time.perf_counter(), []
-    for index in indices:
-        times.append(dataset.timed_sample((0, index))[2:])
-        if time.perf_counter() - started > seconds:
-            break
-    settled = times[1:] or times  # the first one loads code
-    return mean(read for read, _ in settled), mean(augment for _, augment in settled)
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Early stopping may end the run sooner."""
-
-    seconds: float
-    seconds_per_epoch: float
-    pilot_seconds: float  # at most
-    num_epochs: int
-    memory: int  # bytes of the GPU; 0: not measured
-    val_seconds: float = 0.0  # of seconds_per_epoch
-
-
-def forecast(
-    config: ResolvedConfig,
-    num_train_samples: int,
-    num_val_samples: int,
-    cost: StepCost,
-    sample: SampleCost,
-    num_cores: int,
-    start_seconds: float = 0.0,
-    has_pilots: bool = False,
-) -> Forecast:
-    """Sample counts are those of the datasets. `start_seconds` come once: compiling, filling a cache. `has_pilots`:
-    learning rates will be tried.
-
-    With a time budget, the epochs are those that the run will find to have time for; the last one may end early, with
-    validation."""
-    is_cached = config.cache != "none"
-    train_seconds = sample.augment_seconds + (0.0 if is_cached else sample.read_seconds)
-    num_batches = num_train_samples // config.epoch_parts // config.batch_size
-    per_step = with_loading(cost.seconds, config.batch_size * train_seconds, config, num_cores)
-    per_val_sample = with_loading(cost.eval_seconds, 0.0 if is_cached else sample.val_seconds, config, num_cores)
-    val_seconds = num_val_samples * per_val_sample
-    per_epoch = num_batches * per_step + val_seconds
-    num_epochs = config.num_epochs
-    pilot_steps = num_pilot_steps(num_epochs * -(-num_batches // config.accumulation_steps)) if has_pilots else 0
-    pilot_seconds = MAX_PILOTS * pilot_steps * config.accumulation_steps * per_step
-    start_seconds += pilot_seconds
-    seconds = start_seconds + num_epochs * per_epoch
-    if config.time_budget is not None:
-        budget = seconds_of(config.time_budget)
-        num_epochs = max(1, min(most_epochs(config, num_train_samples), int((budget - start_seconds) / per_epoch)))
-        least = start_seconds + per_step + val_seconds
-        seconds = max(least, min(budget, start_seconds + num_epochs * per_epoch))
-    return Forecast(seconds, per_epoch, pilot_seconds, num_epochs, cost.memory, val_seconds)
-
-
-def plan_run(run: Run, cost: StepCost, may_have_pilots: bool) -> None:
-    """Before the first epoch of a start: says how long an epoch and the run will take. With a time budget the epochs
-    of a new run are planned from that first. `may_have_pilots`: learning rates will be tried if there are steps
-    enough."""
-    config, state, budget, loaders, launch = run.config, run.state, run.budget, run.loaders, run.processes.launch
-    rate, sample, is_new = state.learning_rate, SampleCost(), state.epoch == state.batch == 0
-    with contextlib.suppress(Exception):  # whatever reading raises: training reads the files too, and says so
-        read = partial(time_samples, loaders.train.dataset, loaders.val.dataset, NUM_SAMPLES, SAMPLE_SECONDS)
-        sample = call_with_timeout(read, NUM_SAMPLES * SAMPLE_SECONDS)
-    num_workers = config.num_workers and max(1, config.num_workers // launch.local_world_size)
-    own = dataclasses.replace(config, time_budget=None, num_workers=num_workers)
-    num_samples = len(loaders.train.dataset) // launch.world_size, len(loaders.val.batches.samples)
-    found = forecast(own, *num_samples, cost, sample, max(1, count_cores() // launch.local_world_size))
-    epoch_seconds, budget.val_seconds = run.processes.broadcast((found.seconds_per_epoch, found.val_seconds))
-    batch_seconds = (epoch_seconds - budget.val_seconds) / len(loaders.train)
-
-    def pilot_seconds() -> float:
-        steps = num_pilot_steps(rate.num_steps) if may_have_pilots and is_new else 0
-        return MAX_PILOTS * steps * config.accumulation_steps * batch_seconds
-
-    if run.settings.replans() and is_new:
-        fit_into_budget(run, batch_seconds, pilot_seconds())
-    budget.planned_steps, num_epochs = rate.num_steps, run.config.num_epochs - state.epoch
-    if state.history:
-        epoch_seconds = recent_epoch_seconds(state.history)
-    is_cut = rate.end is not None
-    if is_cut and num_epochs == 1:
-        epoch_seconds = budget.planned_steps * config.accumulation_steps * batch_seconds + budget.val_seconds
-    text = f"{counted(num_epochs, 'epoch')} of {describe_seconds(epoch_seconds)}{'' if is_new else ' to go'}"
-    if is_cut:
-        one = f", which ends with the time after about {budget.planned_steps} of {rate.steps_per_epoch} steps"
-        text += one if num_epochs == 1 else ", the last one in part"
-    seconds = max(0.0, num_epochs * epoch_seconds - state.train_seconds) + pilot_seconds()
-    if run.settings.replans():
-        seconds = min(budget.spent() + seconds + _end_seconds(run), budget.seconds)
-    run.console.fact("Time", describe_run(seconds, text, pilot_seconds(), config))
-
-
-def describe_run(seconds: float, epochs: str, pilot_seconds: float, config: ResolvedConfig) -> str:
-    """`epochs`: their number and time."""
-    text = f"about {describe_seconds(seconds)}: {epochs}"
-    text += f"; up to {describe_seconds(pilot_seconds)} of it try learning rates" if pilot_seconds else ""
-    return text + ("; early stopping may end it sooner" if config.early_stopping_patience is not None else "")
-
-
-def with_loading(seconds: float, loading: float, config: ResolvedConfig, num_cores: int) -> float:
-    """Seconds on the device, together with those that one core needs to prepare the samples.
-
-    Workers prepare them beside a GPU, which waits where they are slower. On a CPU the model computes on the same cores,
-    and the two add up.
-    """
-    if config.num_workers == 0:
-        return seconds + loading
-    if config.device.startswith("cpu"):
-        return max(seconds + loading / num_cores, loading / config.num_workers)
-    return max(seconds, loading / config.num_workers)
