@@ -115,6 +115,105 @@ def test_a_table_is_named_where_nothing_else_says_which_files_are_images(data):
         data.report()
 
 
+# Swapped folders
+
+GREYS = np.linspace(20, 250, 17).astype(np.uint8)
+
+
+def picture(seed, values=GREYS):
+    """Rectangles of these greys, one over the other."""
+    random = np.random.default_rng(seed)
+    pixels = np.full((48, 64), values[0], np.uint8)
+    for _ in range(60):
+        top, left = random.integers(0, (40, 56))
+        pixels[top : top + random.integers(3, 12), left : left + random.integers(3, 12)] = random.choice(values)
+    return pixels
+
+
+def sixteen(seed):
+    return picture(seed, np.arange(16))
+
+
+def region(seed, value=255):
+    mask = np.zeros((48, 64), np.uint8)
+    mask[10:30, 20:40] = value
+    return np.roll(mask, seed, axis=0)
+
+
+def classes(seed):
+    return np.maximum(region(seed, 2), region(seed + 9, 1))
+
+
+def cells(seed):
+    """Touching objects with ids from 1 on."""
+    ids = np.zeros((48, 64), np.uint8)
+    ids[8:40, 8:56] = 1 + np.arange(32)[:, None] // 8 * 6 + np.arange(48) // 8
+    return ids
+
+
+def photo(seed):
+    return np.random.default_rng(seed).integers(0, 256, (48, 64, 3), np.uint8)
+
+
+def outlines(seed):
+    """Where a pixel differs from that above or on the left, and hatching."""
+    ids = sixteen(seed)
+    lines = (ids != np.roll(ids, 1, 0)) | (ids != np.roll(ids, 1, 1))
+    lines[::3] = True
+    return lines.astype(np.uint8) * 255
+
+
+# What lies in images/ and in masks/, and what is said.
+FOLDERS = {
+    "photographs": (region, photo, "asked"),
+    "few colours": (region, picture, "asked"),
+    "photographs, and masks of classes": (classes, photo, "asked"),
+    "photographs, and ids of objects": (cells, photo, "asked"),
+    "as many ids as a picture has colours": (region, sixteen, "noted"),
+    "in place, few colours": (picture, region, ""),
+    "in place, ids of objects": (lambda seed: (cells(seed) > 0) * np.uint8(255), cells, ""),
+    "in place, colours of objects": (
+        lambda seed: (cells(seed) > 0) * np.uint8(255),
+        lambda seed: np.random.default_rng(seed).integers(1, 256, (60, 3), np.uint8)[cells(seed)],
+        "",
+    ),
+    "in place, line drawings": (outlines, sixteen, ""),
+    "in place, a class for each colour": (picture, lambda seed: np.searchsorted(GREYS, picture(seed)), ""),
+}
+SWAPPED = {"image_dir": "masks", "mask_dir": "images"}
+
+
+@pytest.mark.parametrize(("image", "mask", "said"), FOLDERS.values(), ids=FOLDERS)
+def test_folders_that_look_swapped_are_asked_about_or_noted_where_the_masks_are_clear(data, image, mask, said):
+    for index in range(6):
+        data.image(index, image(index))
+        data.mask(index, mask(index).astype(np.uint8))
+    report = data.report()
+    notes = [note for note in report.notices if "look swapped" in note]
+    asked = [question for question in report.questions if "look swapped" in question.text]
+    assert (len(asked), len(notes)) == (said == "asked", said == "noted")
+    for text in [*notes, *(question.text for question in asked)]:
+        looks = "image_dir and mask_dir look swapped: the files of images hold"
+        assert re.match(rf"{looks} \d+ values each, as masks do, and those of masks \d+, as pictures do", text)
+    for question in asked:
+        assert question.choices[0].settings == SWAPPED
+        assert question.choices[1].settings == {"image_dir": "images", "mask_dir": "masks"}
+        assert "look swapped" not in str(data.report(image_dir="images", mask_dir="masks").questions)
+        exchanged = data.report(**SWAPPED)
+        assert exchanged.pairs[0].image == data.folder / "masks/0.png"
+        assert "look swapped" not in str([*exchanged.questions, *exchanged.notices])
+
+
+def test_check_goes_on_with_swapped_folders_exchanged(data):
+    for index in range(6):
+        data.image(index, region(index))
+        data.mask(index, picture(index))
+    answered = data.answered()
+    assert answered.is_settled
+    assert (answered.config.image_dir, answered.config.mask_dir) == ("masks", "images")
+    assert (answered.report.classes.num_classes, answered.report.coding.mask_values) == (1, (0, 255))
+
+
 # Masks
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from unet_trainer.config.schema import Config, to_plain
 from unet_trainer.datasets.mask_evidence import MaskEvidence, class_shares, encode_values
 from unet_trainer.datasets.near_duplicates import Series, describe_near_duplicates, describe_series
-from unet_trainer.datasets.pairs import UNREADABLE, Pair, Problem, Question, first_few, setting_lines
+from unet_trainer.datasets.pairs import UNREADABLE, Choice, Pair, Problem, Question, first_few, setting_lines
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_spec import ImageSpec
@@ -124,6 +124,16 @@ def describe_changes(changed: Sequence[str], num_resized: int) -> list[str]:
     lines = [f"{what}; scores from before and after are not of the same data"] if changed else []
     resized = f"{counted(num_resized, 'mask')} resized to the size of the image (resize_masks)"
     return [*lines, resized] if num_resized else lines
+
+
+def ask_for_folders(images: str, masks: str, few: float, many: float) -> tuple[Question, str]:
+    """Whether the folders found for images and masks are swapped, as a question and as a note. `few`, `many`: values
+    that cover an image and a mask."""
+    values = f"{few:.0f} values each, as masks do, and those of {masks} {many:.0f}, as pictures do"
+    text = f"image_dir and mask_dir look swapped: the files of {images} hold {values}"
+    swapped = Choice(f"{masks} holds the images", {"image_dir": masks, "mask_dir": images})
+    question = Question(text, swapped, Choice(f"{images} holds the images", {"image_dir": images, "mask_dir": masks}))
+    return question, "\n  ".join([f"{text}; if they are, set:", *setting_lines(swapped.settings)])
 
 
 def describe_same_objects(

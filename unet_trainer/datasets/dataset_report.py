@@ -25,7 +25,7 @@ from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.folder_pairs import find_in_folders
 from unet_trainer.datasets.listing import Listing, refuse_unreadable
-from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, class_ids
+from unet_trainer.datasets.mask_evidence import MIN_PICTURE, VOID, MaskEvidence, class_ids
 from unet_trainer.datasets.mask_question import ask_for_classes, describe_misfit
 from unet_trainer.datasets.mask_reading import ChosenClasses, choose_classes
 from unet_trainer.datasets.near_duplicates import (
@@ -46,6 +46,7 @@ from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, give
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.console import Console, counted
 
+NUM_COMPARED = 8  # pairs of which the image is read as a mask
 NUM_DIGITS = 16  # of a file's digest in split.csv
 
 
@@ -179,6 +180,8 @@ def build_dataset_report(
     _choose_kind(report, config)
     if report.pairs:
         _choose_coding(report, config)
+        if not is_resumed and config.mask_values == "auto":
+            _compare_images_with_masks(report, console)
         is_alone = len(found.pairs) == 1 and config.num_folds is None and not is_resumed
         if is_alone and not report.problems and report.coding is not None:
             _cut_into_blocks(report, report.coding, config, cache, console)
@@ -344,6 +347,23 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     if is_open and report.classes.num_classes == 1 and report.found.num_classes is None:
         report.notices += notices.describe_large_foreground(report.classes.coding, evidence)
     report.problems += notices.problem_of_values(report.pairs, report.masks, report.classes.coding)
+
+
+def _compare_images_with_masks(report: DatasetReport, console: Console) -> None:
+    """Ask whether the folders are swapped if they look so; only a note where the masks have a clear meaning."""
+    step = -(-len(report.pairs) // NUM_COMPARED)
+    few = report.masks[::step]
+    if report.found.folders is None or MaskEvidence(few).num_covering < MIN_PICTURE:
+        return
+    read = scan.read_each(scan.scan_as_mask, report.pairs[::step], console, "Comparing images with masks:")
+    images = MaskEvidence([image for image in read if image is not None])
+    masks = MaskEvidence([mask for image, mask in zip(read, few, strict=True) if image is not None])
+    if images.looks_swapped_with(masks):
+        question, note = notices.ask_for_folders(*report.found.folders, images.num_covering, masks.num_covering)
+        if report.classes is None:
+            report.questions = [question]
+        else:
+            report.notices.append(note)
 
 
 def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:

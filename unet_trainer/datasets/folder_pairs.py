@@ -92,7 +92,10 @@ class _Search:
             problems += _describe_unpaired(incomplete, len(pairs))
         classes = (*(["background"] if self.has_background else []), *self.classes) if self.classes else None
         rule = f"{layout.phrase}, {train.rule}" + (f"; {division}" if division else "")
-        return FoundPairs(tuple(pairs), rule, tuple(problems), tuple(test), (), tuple(self.notices), classes)
+        is_open = train.masks is not train.images and config.image_dir is None and config.mask_dir is None
+        folders = (train.images.value, train.masks.value) if is_open else None
+        notices = tuple(self.notices)
+        return FoundPairs(tuple(pairs), rule, tuple(problems), tuple(test), (), notices, classes, folders=folders)
 
     def _find_test(self, rule: Rule) -> list[Pair]:
         """The pairs that neither train nor validate. What is wrong with them stops no training."""

@@ -20,6 +20,8 @@ MAX_PIECES = 1.5  # connected pieces of an id of an object, on average: others m
 NUM_SCATTERED, MIN_MASKS = 20, 4  # ids, or masks, from which it says something that most ids are in few masks
 MAX_VOID, MIN_THIN, THINNER = 0.25, 0.2, 2  # void: its share, that of it beside other values, and against classes
 PICTURE_VALUES, MIN_PIECE = 12, 16  # that have less than half of a photograph; pixels of a piece of a class
+COVERED, MIN_PICTURE = 0.95, 6  # of the pixels of a mask are covered by fewer values than those of a picture
+MORE_VALUES, MORE_BORDERS = 1.5, 2  # times as many a picture has as its mask
 GROUP_WIDTH = 12  # colours this close to a more frequent one may be its soft edge
 MAX_LISTED = 40  # values that are classes each: more are soft edges, or objects
 UNNAMED = "class 0"
@@ -139,6 +141,22 @@ class MaskEvidence:
         """Whether the most frequent values have few of the pixels, and lie in specks."""
         covered = sum(pixels for _, pixels in self.counts.most_common(PICTURE_VALUES))
         return 2 * covered < self.total and not self.has_regions
+
+    @property
+    def num_covering(self) -> float:
+        """Values that have nearly all pixels of a mask, on average."""
+        counts = [np.cumsum(sorted(mask.counts.values(), reverse=True)) for mask in self.masks]
+        return sum(1 + int(np.searchsorted(of, COVERED * of[-1])) for of in counts) / max(1, len(counts))
+
+    def looks_swapped_with(self, masks: "MaskEvidence") -> bool:
+        """Whether these images, read as masks, look like masks, and the masks like pictures: few values against many,
+        with more borders. Line drawings have few values too, but more borders than the masks of what is in them."""
+        borders, borders_of_masks = (
+            sum(mask.height * mask.width for mask, _ in its.structures) - its.solid.total() for its in (self, masks)
+        )
+        has_more = masks.num_covering >= max(MIN_PICTURE, MORE_VALUES * self.num_covering)
+        is_picture = has_more and borders_of_masks >= MORE_BORDERS * borders
+        return is_picture and not masks.are_objects and not masks.are_pieces
 
 
 def total_of(counts: Iterable[Mapping[int, int]]) -> Counter[int]:

@@ -173,6 +173,7 @@ class FoundPairs:
     notices: tuple[str, ...] = ()  # what the user should know: what was left out, what overlaps
     class_names: tuple[str, ...] | None = None  # by class id, if what the masks were made from says them
     class_file: tuple[str, str] | None = None  # name and text of the file that names the classes, where shards hold it
+    folders: tuple[str, str] | None = None  # image_dir and mask_dir that find them, where neither is set
 
     @property
     def num_classes(self) -> int | None:

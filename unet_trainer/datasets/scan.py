@@ -344,7 +344,13 @@ def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
     )
 
 
-def _scan_mask(pair: Pair) -> MaskFacts:
+def scan_as_mask(_: int, pair: Pair) -> MaskFacts:
+    """What the image holds if it is read as a mask; raises DataError."""
+    return _scan_mask(replace(pair, mask=pair.image), min_values=1)
+
+
+def _scan_mask(pair: Pair, min_values: int = 3) -> MaskFacts:
+    """`min_values`: with fewer, the structure is not measured."""
     file = EncodedImage(read_bytes(pair.mask))
     try:
         file.refuse_bomb()
@@ -353,7 +359,7 @@ def _scan_mask(pair: Pair) -> MaskFacts:
     mask, is_alpha = decode_mask_or_alpha(file)
     counts, palette = _count_values(mask), None
     common = max(counts, key=counts.__getitem__)
-    structure = measure_structure(mask) if len(counts) > 2 else None
+    structure = measure_structure(mask) if len(counts) >= min_values else None
     thumbnail = thumbnail_of((mask != common).astype(np.uint8)[:, :, None] * 255)
     if file.palette:
         shown = zip(mask_values_of(file.palette), file.palette, strict=True)
