@@ -2,6 +2,7 @@
 
 import errno
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -208,6 +209,45 @@ def test_data_are_written_once_whatever_their_form(tmp_path):
     assert np.array_equal(np.load(folder / "images/000000.npy"), image)
     assert np.array_equal(np.load(folder / "masks/000000.npy"), mask)
     assert not list(tmp_path.glob(".draft*"))
+
+
+def given_pairs():
+    return [(np.full((4, 5, 3), index, np.uint8), np.eye(4, 5, dtype=np.uint8)) for index in range(3)]
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def invert(folder):
+    np.save(folder / "masks/000001.npy", 1 - np.load(folder / "masks/000001.npy"))
+
+
+def replace_by_link(folder):
+    (folder / "masks/000000.npy").unlink()
+    (folder / "masks/000000.npy").symlink_to(folder.parent.parent / "mine.npy")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "images/000002.npy").write_bytes(b"\x93NUMPY"),
+        invert,
+        lambda folder: shutil.rmtree(folder / "masks"),
+        lambda folder: shutil.copy(folder / "images/000000.npy", folder / "images/000003.npy"),
+        replace_by_link,
+    ],
+    ids=["truncated", "inverted", "no masks", "one more", "a link"],
+)
+def test_data_that_were_damaged_since_they_were_written_are_written_anew(tmp_path, damage):
+    (tmp_path / "mine.npy").write_bytes(b"mine")
+    folder = write_given({"train": given_pairs(), "val": given_pairs()[:1]}, tmp_path) / "train"
+    before = contents(folder)
+    damage(folder)
+    assert contents(folder) != before
+    assert write_given({"train": given_pairs(), "val": given_pairs()[:1]}, tmp_path) == folder.parent
+    assert contents(folder) == before
+    assert (tmp_path / "mine.npy").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("item", [(np.zeros((4, 4)), "mask"), np.zeros(3), None, (np.zeros((0, 4)), np.zeros((0, 4)))])

@@ -21,11 +21,12 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.name_matching import READERS, File, best_match, classes_by_ending
 from unet_trainer.datasets.pairs import Box, Pair, Part
 from unet_trainer.images import image_decoding
-from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, naming, read_bytes
+from unet_trainer.images.file_bytes import MAX_BYTES, DataError, ReadError, file_stamp, naming, read_bytes
 from unet_trainer.images.image_decoding import COLOUR_CHANNELS, VOLUME_EXTENSIONS, Pixels
 from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages, read_errors
 from unet_trainer.images.tiling import resize_mask
+from unet_trainer.system import input_files
 from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console, counted
@@ -83,11 +84,11 @@ class Converter:
         made = [Converted(folder / f"{conversion.name}{conversion.extension}", {}) for conversion in conversions]
         waiting: list[int] = []
         for number, conversion in enumerate(conversions):
-            stored = known.get(conversion.name, [None, {}])
-            if stored[0] == stamps[number] and made[number].path.is_file():
-                made[number] = made[number]._replace(facts=stored[1])
-            else:
-                waiting.append(number)
+            match known.get(conversion.name):
+                case [stored, dict(facts)] if stored == stamps[number] and made[number].path.is_file():
+                    made[number] = made[number]._replace(facts=facts)
+                case _:
+                    waiting.append(number)
 
         def convert(number: int, _: ReadStderr) -> Converted:
             try:
@@ -436,14 +437,14 @@ class Pairs(Protocol):
 
 def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
     """Reads every pair once, in order, and returns the folder that holds them as .npy files, named by the digest of
-    what was written. `parts`: train and val; without val the run splits. Raises UserError."""
+    what was written. Where an earlier call wrote the same, damaged files are replaced. `parts`: train and val; without
+    val the run splits. Raises UserError."""
     for part, pairs in parts.items():
         if pairs is not None and not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
             need = "a list, or an object with a length that gives (image, mask) for an index"
             raise UserError(f"{part}_data: got {type(pairs).__name__}; need {need}")
         if pairs is not None and len(pairs) == 0:
             raise UserError(f"{part}_data: it is empty; need (image, mask) pairs")
-    digest = hashlib.sha256()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with draft_folder(folder, ".draft-") as drafts:
@@ -455,9 +456,11 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
                         path = place / kind / f"{index:06d}.npy"
                         path.parent.mkdir(parents=True, exist_ok=True)
                         np.save(path, array, allow_pickle=False)
-                        digest.update(f"{path.relative_to(draft)}".encode() + path.read_bytes())
-            made = folder / digest.hexdigest()[:16]
+            digests = _digests_in(draft)
+            made = folder / hashlib.sha256(repr(digests).encode()).hexdigest()[:16]
             try:
+                if made.is_dir() and _digests_in(made) != digests:  # damaged since it was written
+                    made.rename(drafts / "damaged")
                 draft.rename(made)  # fails where an earlier call, or another process, wrote the same
             except OSError:
                 if not made.is_dir():
@@ -474,6 +477,16 @@ def _read_arrays(part: str, pairs: Any, index: int) -> dict[str, Pixels]:
     except Exception as error:  # the caller's code may raise anything
         what = f"{part}_data[{index}]: {type(error).__name__}: {error}"
         raise UserError(f"{what}; need (image, mask), see docs/extending.md") from error
+
+
+def _digests_in(folder: Path) -> dict[str, str]:
+    """By the path in the folder; of links, and of files that cannot be read, there are none."""
+    digests: dict[str, str] = {}
+    for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
+        digests[name := path.relative_to(folder).as_posix()] = ""
+        with contextlib.suppress(OSError):
+            digests[name] = hashlib.sha256(input_files.read_bytes(path, MAX_BYTES, follow=False)).hexdigest()
+    return digests
 
 
 def as_pixels(given: Any) -> Pixels:
