@@ -199,6 +199,18 @@ def test_classes_of_run_lengths_are_in_the_order_of_their_numbers(folder):
     assert folder.find().class_names == ("background", "oak", "type 2", "type 10")
 
 
+def test_labels_of_labelme_that_differ_in_case_or_spaces_are_one_class(folder):
+    for name, label in (("a", "Nucleus "), ("b", "nucleus"), ("c", " nucleus"), ("d", "debris")):
+        folder.image(f"{name}.png")
+        folder.write(f"{name}.json", labelme(shape(label, BOX), path=f"{name}.png"))
+    found = folder.find()
+    assert found.class_names == ("background", "debris", "nucleus")
+    assert masks_of(found)["a"] == masks_of(found)["b"] == ["0220", "0220", "0000"]
+    assert found.notices == ("labels that differ only in case are one class, nucleus: 'Nucleus' (1), 'nucleus' (2)",)
+    for names in (["Nucleus", "debris"], ["nucleus", "Nucleus", "debris"], ["NUCLEUS", "debris"]):
+        assert folder.find(class_names=["background", *names]).class_names == ("background", *names)
+
+
 def test_class_names_decide_the_ids(folder):
     folder.image("a.png")
     folder.write("a.json", labelme(shape("cat", BANDS[0]), shape("dog", BANDS[1])))

@@ -2,6 +2,7 @@
 
 import base64
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from unet_trainer.datasets.formats.objects import AnnotatedImage, Annotations, Entry, Place
+from unet_trainer.datasets.formats.objects import IGNORE_NAME, AnnotatedImage, Annotations, Entry, Place
 from unet_trainer.datasets.formats.shapes import EMPTY, Patch, draw_line, fill_polygon, paste
-from unet_trainer.datasets.formats.values import as_name, as_points, as_size, has_keys, inside
+from unet_trainer.datasets.formats.values import as_name, as_points, as_size, has_keys, inside, plain
+from unet_trainer.datasets.pairs import first_few
 from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_decoding import picture_size
 from unet_trainer.system.console import counted
@@ -22,9 +24,25 @@ POINTS = "point", "points"
 
 
 def find(place: Place) -> Annotations | None:
+    """Labels are typed in LabelMe: those that differ only in case or spaces are one class, with the name that
+    class_names has, or that most objects have. Several names of class_names stay apart."""
     annotations = Annotations("LabelMe", "in alphabetical order", "the later shape is on top")
     files = [file for file in place.contents if has_keys(file[1], "shapes imagePath")]
-    return annotations if annotations.collect(place, files, _parse, one_each="JSON file") else None
+    if not annotations.collect(place, files, _parse, one_each="JSON file"):
+        return None
+    labels = Counter(sorted(entry.label for image in annotations.images for entry in image.entries))
+    names = {name: name for name in (IGNORE_NAME, *place.class_names)}  # label → name of its class
+    first = {plain(name): name for name in reversed(place.class_names)}
+    for label, _ in labels.most_common():
+        names.setdefault(label, first.setdefault(plain(label), label))
+    for name in sorted({*names.values()}):
+        spellings = [f"{label!r} ({number})" for label, number in labels.items() if names[label] == name]
+        what = f"labels that differ only in case are one class, {name}: {first_few(spellings)}"
+        annotations.notices += [what] if len(spellings) > 1 else []
+    for number, image in enumerate(annotations.images):
+        entries = [entry._replace(label=names[entry.label]) for entry in image.entries]
+        annotations.images[number] = image._replace(entries=entries)
+    return annotations
 
 
 def _parse(_: Annotations, path: Path, content: Mapping[str, Any]) -> Sequence[AnnotatedImage]:
