@@ -296,12 +296,18 @@ def test_yolo_folders_names_and_images_without_labels(folder):
     assert [pair.part for pair in folder.find().pairs] == ["val", "val", "train"]
 
 
-def test_lists_that_data_yaml_names_are_not_read_and_named(folder):
-    folder.image("images/a.jpg")
-    folder.write("images/a.txt", LEFT)
-    folder.write("data.yaml", "train: train.txt\nval: ./val.txt\nnames: [on]\n")
-    notice = "2 lists in data.yaml not read; set split_file to a CSV to divide so: train.txt, val.txt"
-    assert notice in folder.find().notices
+def test_the_lists_that_data_yaml_names_are_the_split(folder):
+    for name in "abcde":
+        folder.image(f"images/{name}.jpg")
+        folder.write(f"labels/{name}.txt", LEFT)
+    folder.write("data.yaml", "path: ../datasets/mine\ntrain: train.txt\nval: ./val.txt\ntest: test.txt\nnames: [on]\n")
+    folder.write("train.txt", "./images/a.jpg\r\nimages/b.jpg\r\n\r\n/data/mine/images/c.jpg\r\n")
+    folder.write("val.txt", "datasets\\mine\\images\\c.jpg\nother/images/e.jpg/a.jpg\n")
+    folder.write("test.txt", "images/d.jpg\n")
+    found = folder.find()
+    parts = {pair.name: pair.part for pair in (*found.pairs, *found.test)}
+    assert parts == {"images/a": "train", "images/b": "train", "images/c": "val", "images/d": "test"}
+    assert "1 image in no list of data.yaml left out: e.jpg" in found.notices
 
 
 def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder):

@@ -3,7 +3,8 @@ height. The names of the classes come from data.yaml (or classes.txt). An image 
 one, is all background, as Ultralytics has it."""
 
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,24 +35,22 @@ def find(place: Place) -> Annotations | None:
     annotations.collect(place, files, partial(_parse, names), one_each="text file")
 
     def part_of(path: Path) -> Part | None:
-        """That of whose folders in data.yaml, such as ../train/images, one stands in this order above the image."""
-        above = f"/{path_in(place.data_dir, path.parent)}/"
-        parts = {part for part, folder in names.folders if f"/{folder}/" in above}
-        return parts.pop() if len(parts) == 1 else None
+        return names.part_of(path_in(place.data_dir, path))
 
-    annotations.images = [image._replace(part=part_of(image.image) or image.part) for image in annotations.images]
-    labelled, parts = ({getattr(image, name) for image in annotations.images} for name in ("image", "part"))
+    images = [image._replace(part=part_of(image.image) or image.part) for image in annotations.images]
+    labelled, parts = ({getattr(image, name) for image in images} for name in ("image", "part"))
     # Images without a label file are all background; those of a part without any label file are left out.
     for path in place.images:
         if path not in labelled and (part := part_of(path) or place.part_of(path)) in parts:
-            where = path_in(place.data_dir, path)
-            annotations.images.append(AnnotatedImage(path.name, [], None, part, path, path, where))
+            images.append(AnnotatedImage(path.name, [], None, part, path, path, path_in(place.data_dir, path)))
+    listed = [image for image in images if part_of(image.image)] if len(names.parts) > 1 else []
+    annotations.images = listed or images
+    others = (image.image.name for image in images if listed and not part_of(image.image))
+    annotations.notices += note("image", others, f"in no list of {names.file} left out")
     if names.names:
         annotations.class_order = f"in the order of {names.file}"
     else:
         annotations.notices.append("no data.yaml or classes.txt with the names of the classes: they are numbers")
-    unread = [folder for _, folder in names.folders if folder.endswith(".txt")]
-    annotations.notices += note("list", unread, f"in {names.file} not read; set split_file to a CSV to divide so")
     return annotations
 
 
@@ -67,11 +66,23 @@ def _looks_like_labels(path: Path) -> bool:
 
 
 class Names(NamedTuple):
-    """The names of the classes and the file that has them, and the folders of train, val and test in it."""
+    """The names of the classes and the file that has them; and what train, val and test are in it: folders, below "",
+    and the lines of the lists that it names, below the name of the image."""
 
     names: Sequence[str] = ()
     file: str = ""
-    folders: Sequence[tuple[Part, str]] = ()
+    parts: Mapping[str, Sequence[tuple[Part, str]]] = {}
+
+    def part_of(self, image: str) -> Part | None:
+        """The part that lists the image, with more or fewer folders before it: val before test, and what either lists
+        must not train. Or the one of whose folders, such as ../train/images, one stands in this order above it; None if
+        none does, or those of several."""
+        above, path = f"/{image.rpartition('/')[0]}/", f"/{image}"
+        lines = self.parts.get(image.rpartition("/")[2], ())
+        if listed := {part for part, line in lines if path.endswith(f"/{line}") or f"/{line}".endswith(path)}:
+            return max(listed, key=("train", "test", "val").index)
+        parts = {part for part, folder in self.parts.get("", ()) if folder and f"/{folder}/" in above}
+        return parts.pop() if len(parts) == 1 else None
 
 
 def _read_names(data_dir: Path, label_folders: Sequence[Path]) -> Names:
@@ -85,10 +96,20 @@ def _read_names(data_dir: Path, label_folders: Sequence[Path]) -> Names:
             lines = _read_lines(path)
             content = {"names": [*filter(str.strip, lines)]} if path in lists else parse_yaml("\n".join(lines))
             if isinstance(content, dict) and content.get("names"):
-                values = [(part, content.get(part)) for part in get_args(Part)]
-                parts = [(part, "/".join(path_pieces(item))) for part, item in values if isinstance(item, str)]
-                return Names(_as_list(content["names"]), path.name, parts)
+                return Names(_as_list(content["names"]), path.name, _find_parts(content, data_dir))
     return Names()
+
+
+def _find_parts(content: Mapping[str, Any], data_dir: Path) -> Mapping[str, Sequence[tuple[Part, str]]]:
+    parts: dict[str, list[tuple[Part, str]]] = defaultdict(list)
+    for part, value in ((part, content.get(part)) for part in get_args(Part)):
+        items = value if isinstance(value, list) else [value]
+        for name in ("/".join(path_pieces(item)) for item in items if isinstance(item, str)):
+            parts[""].append((part, name))
+            if name.endswith(".txt") and (data_dir / name).is_file():  # the images of the part, a line each
+                for pieces in filter(None, (path_pieces(line.strip()) for line in _read_lines(data_dir / name))):
+                    parts[pieces[-1]].append((part, "/".join(pieces)))
+    return parts
 
 
 def _as_list(names: Any) -> list[str]:
