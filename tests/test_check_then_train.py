@@ -88,6 +88,7 @@ LAYOUTS = {
     "images without masks": (layouts.few_masks, 1, "unpaired: skip  # GUESS: 352 images without a mask in masks"),
     "several folders of masks": (layouts.two_folders_of_masks, 1, "mask_dir: labels", "#   mask_dir: masks"),
     "masks of another size": (layouts.other_sizes, 1, "resize_masks: true  # GUESS: 328 masks of another size than"),
+    "results of predict": (layouts.with_results, 0, "9 results of predict left out, such as images/0.png"),
     "a video": (layouts.video, 0, "split: blocks"),
     "an archive": (layouts.archive, 0, "download/mine/images/ + download/mine/masks/, same names"),
     "COCO": (layouts.coco, 0, "annotations/instances.json (COCO), drawn as masks, classes by category id"),

@@ -332,6 +332,19 @@ def test_a_folder_without_annotations_has_none(folder):
     assert folder.find() is None
 
 
+def test_results_of_predict_are_no_annotations_and_no_images_unless_there_are_no_others(folder):
+    folder.image("a.png")
+    polygons = coco((1, [FLAT]), categories=((1, "seen"),))
+    folder.write("polygons.json", {"info": {"description": "unet-trainer predict"}, **polygons})
+    assert folder.find().class_names == ("seen",)
+    folder.write("coco.json", coco((1, [FLAT])))
+    (folder.path / "overlays").mkdir()
+    (folder.path / "overlays/a.png").write_bytes(b"\x89PNG unet-trainer predict")
+    found = folder.find()
+    assert found.class_names == ("cat",)
+    assert found.notices[-1] == f"2 results of predict left out, such as {folder.path / 'overlays/a.png'}"
+
+
 def test_mask_dir_and_image_dir_choose_among_several(folder):
     folder.image("a.png", "copies/a.png")
     folder.write("old/coco.json", coco((1, [FLAT])))

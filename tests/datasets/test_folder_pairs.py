@@ -310,6 +310,19 @@ def test_pages_belong_to_the_part_of_their_file(tmp_path):
     assert parts["2007_000004/6"] == "val"
 
 
+def test_lists_that_are_not_read_are_named(tmp_path):
+    touch(tmp_path, "images/0.png", "images/1.png", "masks/0.png", "masks/1.png", "train.txt", "val.txt")
+    (notice,) = found_in(tmp_path).notices
+    assert notice.startswith(f"{tmp_path / 'train.txt'} and val.txt are not read; to divide the images as they do")
+    for name in ("train.txt", "val.txt"):
+        (tmp_path / name).write_text("epoch 1\n")  # a log
+    assert found_in(tmp_path).notices == ()
+    touch(tmp_path, "splits/test_files.txt")
+    (tmp_path / "splits/test_files.txt").write_text("images\\1.png masks\\1.png\n")
+    (notice,) = found_in(tmp_path).notices
+    assert notice.startswith(f"{tmp_path / 'splits/test_files.txt'} is not read; to divide the images")
+
+
 @pytest.mark.parametrize(("test", "kept", "notices"), [
     (["test/images/x.png", "test/images/y.png", "test/masks/x.png", "test/masks/y.png"], ["x", "y"], ()),
     (["test/images/x.png"], [], ("1 test image without masks in test/images/",)),
@@ -384,7 +397,8 @@ def test_a_link_beside_the_data_is_not_searched(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["plain", "sequences", "bowl", "voc", "classes", "parts", "coco", "labelme"])
 def test_each_folder_of_the_data_is_listed_once(name, tmp_path, monkeypatch):
     getattr(layouts, name)(tmp_path / "data")
-    touch(tmp_path, "data/notes/old/n.csv")
+    touch(tmp_path, "data/notes/old/n.csv", "data/train.txt")
+    (tmp_path / "data/train.txt").write_text("0\n")
     folders = sorted(str(path) for path in (tmp_path / "data").rglob("") if path.is_dir())
     listed = []
     for function in ("scandir", "listdir"):

@@ -9,6 +9,7 @@ from helpers.layouts import write
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.images.mask_decoding import read_mask
+from unet_trainer.images.row_writers import PngWriter
 from unet_trainer.system.console import Console
 
 SIDE = 12
@@ -106,3 +107,17 @@ def test_validation_has_the_classes_of_train(data, find):
     assert found.test == ()
     assert found.notices[-1].startswith("test/images/ cannot be used by evaluate: ")
     assert "holds classes that the training masks do not have: boat" in found.notices[-1]
+
+
+def test_masks_that_are_all_results_are_trained_on_and_told(data, find):
+    for index, name in enumerate("abc"):
+        write(data / f"images/{name}.jpg", noise(index))
+        (data / "masks").mkdir(exist_ok=True)
+        with (data / f"masks/{name}.png").open("wb") as file:
+            writer = PngWriter(file, (SIDE, SIDE), np.uint8)
+            writer.write(disc(5, 5))
+            writer.finish()
+    found = find()
+    assert len(found.pairs) == 3
+    written = f"masks in {data / 'masks'} were written by predict, such as a.png: training learns from what a model saw"
+    assert found.notices == (written,)

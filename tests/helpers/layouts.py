@@ -8,6 +8,7 @@ import tifffile
 
 from helpers.shards import write_tar
 from unet_trainer.images.image_decoding import encode_image
+from unet_trainer.images.row_writers import PngWriter
 
 SIDE, COUNT = 40, 6
 
@@ -107,6 +108,17 @@ def parts(data):
         for number in numbers:
             write(data / part / f"images/{number}.png", photo(number))
             write(data / part / f"masks/{number}.png", disc(number))
+
+
+def with_results(data):
+    """Pairs, and what predict writes among the images."""
+    for index in range(COUNT):
+        write(data / f"images/{index}.jpg", photo(index))
+        write(data / f"masks/{index}.png", disc(index))
+        with (data / f"images/{index}.png").open("wb") as file:
+            writer = PngWriter(file, (SIDE, SIDE), np.uint8)
+            writer.write(disc(index, 1))
+            writer.finish()
 
 
 def other_sizes(data):

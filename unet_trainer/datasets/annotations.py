@@ -3,6 +3,7 @@ once. 0 is the background, 1 the first class. A format that is not read is named
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.formats import coco, labelme, rle_table, yolo
 from unet_trainer.datasets.formats.objects import Annotations, File, Place, draw_masks
 from unet_trainer.datasets.formats.values import MAX_FILE_BYTES, NUM_LOOKED_AT, has_keys, inside
-from unet_trainer.datasets.listing import Listing, list_files, walk
+from unet_trainer.datasets.listing import Listing, describe_results, list_files, walk
 from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.split_file import read_header
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, describe_file
+from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 
@@ -55,11 +57,15 @@ def find_annotations(
     if not texts or not image_root.is_dir():
         return None
     images = list_files(image_root, listing=listing)
+    results, polygons = [path for path in images if is_result(path)], [path for path in texts if is_result(path)]
+    results += polygons if len(polygons) < len(texts) else []  # else training is meant to use them
+    left_out = {*results}
+    images = [path for path in images if path not in left_out]
     has_instances = any(path.name.startswith("instances_") for path in texts)
     skipped = (*(COCO_TASKS if has_instances else ()), "sample_submission")  # an example of an answer, of Kaggle
     contents: list[File] = []
     broken = ""
-    for path in (path for path in texts if not path.name.startswith(skipped)):
+    for path in (path for path in texts if path not in left_out and not path.name.startswith(skipped)):
         try:
             with inside(path):
                 contents.append((path, _read(path)))
@@ -84,7 +90,8 @@ def find_annotations(
     for result in tools.values():
         if isinstance(result, DataError):
             raise result
-        return draw_masks(place, result, Converter(data_dir, Path(config.checkpoint_dir), console))
+        drawn = draw_masks(place, result, Converter(data_dir, Path(config.checkpoint_dir), console))
+        return replace(drawn, notices=(*drawn.notices, describe_results(results))) if results else drawn
     return None
 
 

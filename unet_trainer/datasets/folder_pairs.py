@@ -1,6 +1,7 @@
 """The pairs of a dataset, found in its folders by names. What leaves files unpaired, or could be meant several ways, is
 described with the settings that decide it. Masks that are not one file for each image become such files."""
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,10 +14,11 @@ from unet_trainer.datasets import converted, layouts, name_matching
 from unet_trainer.datasets import pairs as pairing
 from unet_trainer.datasets.formats.values import inside
 from unet_trainer.datasets.layouts import Group, Layout
-from unet_trainer.datasets.listing import Listing
+from unet_trainer.datasets.listing import Listing, describe_results, walk
 from unet_trainer.datasets.name_matching import CHANNEL, PARTS, File, Match, Rule, best_match, split_by_endings
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 
@@ -31,9 +33,36 @@ SplitLists = Mapping[str, Part | None]  # name of a listed image → its part; N
 def find_in_folders(
     config: Config, data_dir: Path, console: Console | None = None, listing: Listing | None = None
 ) -> FoundPairs:
-    """The pairs in the folders of data_dir; raises DataError where images and masks cannot be told apart."""
+    """The pairs in the folders of data_dir; raises DataError where images and masks cannot be told apart.
+
+    Where files do not pair up, results of predict among them are left out: looking for those opens every file."""
     listing, converter = listing or Listing(), converted.Converter(data_dir, Path(config.checkpoint_dir), console)
-    return _Search(config, converter, listing, layouts.find_layout(data_dir, config, listing)).find()
+    layout = layouts.find_layout(data_dir, config, listing)
+    search = _Search(config, converter, listing, layout)
+    try:
+        found = search.find()
+        if search.is_complete or not (results := _find_results(layout, config.mask_suffix)):
+            return found
+    except DataError:
+        if not (results := _find_results(layout, config.mask_suffix)):
+            raise
+    layout = layouts.find_layout(data_dir, config, listing, without={*results})
+    return _Search(config, converter, listing, layout, [describe_results(results)]).find()
+
+
+def _find_results(layout: Layout, mask_suffix: str) -> list[Path]:
+    """Files that predict wrote among images, or beside masks that it did not write: training may be meant to use its
+    masks."""
+    found: list[File] = []
+    for images, masks in layout.parts.values():
+        results = [file for file in images.files if is_result(file.path)]
+        others = sorted({*images.files} - {*results})
+        if images is not masks or layouts.holds_masks_too(others, mask_suffix):
+            found += results
+        if masks is not None and images is not masks:
+            of_masks = [file for file in masks.files if is_result(file.path)]
+            found += of_masks if len(of_masks) < len(masks.files) else []
+    return [file.path for file in found]
 
 
 @dataclass
@@ -66,6 +95,7 @@ class _Search:
     has_background: bool = False  # some pixels belong to none of them
     origins: dict[Path, str] = field(default_factory=dict)  # what messages call images made from several files
     lists: SplitLists | None = None
+    is_complete: bool = True  # every file has its partner
 
     def find(self) -> FoundPairs:
         """The pairs of all parts."""
@@ -76,7 +106,10 @@ class _Search:
         if "val" in layout.parts:
             parts.append(self._pair_part("val", train.match.rule))
         pairs = [pair for part in parts for pair in part.pairs]
+        if not division:
+            self._name_unread_lists(pairs)
         incomplete = [part for part in parts if not part.match.is_complete]
+        self.is_complete = not incomplete
         test = [pair for pair in pairs if pair.part == "test"]
         if self.lists is None and "test" in layout.parts:
             test = self._find_test(train.match.rule)
@@ -108,7 +141,9 @@ class _Search:
             part = replace(self, notices=[])._pair_part("test", rule)
         except DataError as error:
             self.notices.append(f"{place}/ cannot be used by evaluate: {error}")
+            self.is_complete = False
             return []
+        self.is_complete &= part.match.is_complete
         self.notices += [] if part.match.is_complete else [f"{part.unpaired} in {place}/, left out"]
         self.notices += [pairing.describe_problems(part.problems)] if part.problems else []
         return part.pairs
@@ -155,6 +190,24 @@ class _Search:
             what = f"in {LISTS} without an image"
             problems.append(Problem("no_image", "name", what, missing, fix, pairing.SKIP.settings))
         return [*listed.values()]
+
+    def _name_unread_lists(self, pairs: Sequence[Pair]) -> None:
+        """Adds a notice of text files that are named after a part, and begin with the name of an image or are empty."""
+        names: set[str] = set()
+        unread: dict[Part, Path] = {}
+        for file in walk(self.converter.data_dir, listing=self.listing, endings=(".txt",)):
+            part = name_matching.part_in([file.stem])
+            if part is not None and part not in unread:
+                names = names or {name for pair in pairs for name in (pair.image.name, pair.image.stem)}
+                with contextlib.suppress(OSError), input_files.open_file(file) as content:
+                    words = content.read(2**12).decode("utf-8-sig", "replace").split()[:1]
+                    if not words or words[0].replace("\\", "/").rpartition("/")[2] in names:
+                        unread[part] = file
+        if unread:
+            first, *others = (unread[part] for part in get_args(Part) if part in unread)
+            files = " and ".join([str(first), *(file.name for file in others)])
+            fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
+            self.notices.append(f"{files} {'are' if others else 'is'} not read; {fix}")
 
     def _pair_part(self, part: Part, known: Rule | None = None) -> _Paired:
         """The pairs of a part. `known`: the rule of the training names. Raises DataError where there is a question."""
@@ -240,6 +293,9 @@ class _Search:
             found.rule = f"paired like {first.image.stem} ↔ {first.mask.stem}"
         elif found.images is found.masks:
             found.rule = f"paired like {first.image.name} ↔ {first.mask.name}"
+        if found.match.is_complete and is_result(first.mask):
+            what = f"masks in {found.masks.place} were written by predict, such as {first.mask.name}"
+            self.notices.append(f"{what}: training learns from what a model saw")
         if stacks:
             pages = converted.split_into_pages(self.converter, part, sorted(stacks, key=lambda pair: pair.name))
             plain += [replace(page, part=self._part_of(page.name, part)) for page in pages]

@@ -6,7 +6,7 @@ data_dir itself. If more than one folder is possible, the question names them an
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -64,11 +64,11 @@ class Role(NamedTuple):
 Groups = dict[Kind | None, list[Group]]
 
 
-def find_layout(data_dir: Path, config: Config, listing: Listing) -> Layout:
+def find_layout(data_dir: Path, config: Config, listing: Listing, without: Set[Path] = frozenset()) -> Layout:
     """The images and masks in data_dir; what image_dir or mask_dir names is not searched for. Raises DataError."""
     explicit = {kind: value for kind, key in KEYS.items() if (value := getattr(config, key)) is not None}
     search, mask_suffix = _Search(data_dir, explicit, listing), config.mask_suffix
-    groups = _without_stray_sequences(search.group_files(), search.root)
+    groups = _without_stray_sequences(search.group_files(without), search.root)
     for kind in explicit:
         if not groups[kind]:
             raise search.refuse(kind)
@@ -164,7 +164,7 @@ class _Search:
         is_meant = bool(part or kind) or any(name in Path(value).parts for value in self.explicit.values())
         return is_meant and len(above) < MAX_DEPTH and not resolved(link.parent).is_relative_to(resolved(link))
 
-    def group_files(self) -> Groups:
+    def group_files(self, without: Set[Path]) -> Groups:
         groups: dict[tuple[Kind | None, Part | None, Path], Group] = {}
         for folder, names in self.folders:
             kind = next((kind for kind, place in self.places.items() if folder.is_relative_to(place)), None)
@@ -177,7 +177,8 @@ class _Search:
             group = groups.setdefault((role.kind, role.part, place), new)
             group.folders[role.sequence] = base
             below = role.sequence + "".join(f"{name}/" for name in inner[role.depth :])
-            group.files += name_matching.name_files(folder, names, below)
+            files = name_matching.name_files(folder, names, below)
+            group.files += [file for file in files if file.path not in without]
         found: Groups = {"image": [], "mask": [], None: []}
         for (kind, _, _), group in groups.items():
             found[kind] += [group] if group.files else []

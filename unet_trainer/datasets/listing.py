@@ -10,6 +10,7 @@ from typing import NamedTuple
 from unet_trainer.datasets.name_matching import folder_meaning
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, VOLUME_EXTENSIONS
+from unet_trainer.system.console import counted
 
 CHECKPOINT_DIR_HOLDS = (".scan", ".converted", ".given", ".shards")  # one of them
 RUN_FOLDER_HOLDS = ("config.yaml", "split.csv")  # both
@@ -110,3 +111,7 @@ def is_run_folder(folder: Path) -> bool:
 def resolved(path: Path) -> Path:
     """As Path.resolve, which raises for links that lead in a circle, and for a NUL in the name."""
     return path if "\0" in str(path) else Path(os.path.realpath(path))
+
+
+def describe_results(results: Sequence[Path]) -> str:
+    return f"{counted(len(results), 'result')} of predict left out, such as {results[0]}"

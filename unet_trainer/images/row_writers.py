@@ -92,8 +92,11 @@ def was_written_here(path: Path) -> bool:
 
 
 def is_result(path: Path) -> bool:
-    """Whether predict wrote a file; False for one that cannot be read."""
+    """Whether predict wrote a file; False for one that cannot be read. Of arrays, the mask has the mark."""
     try:
+        if path.suffix == ".npy":
+            folder = next((above for above in path.parents if above.name == PROBABILITIES), None)
+            return folder is not None and was_written_here(folder.parent / path.relative_to(folder).with_suffix(".png"))
         return path.suffix.lower() in MARKED and was_written_here(path)
     except OSError:
         return False
