@@ -288,14 +288,17 @@ FOUND = ("Animal", "Archway", "Void"), (COLOUR + 0x408040, COLOUR + 0xC00080, 0)
         ("label_colors.txt", "64 128 64\tAnimal\n192 0 128\t\tArchway\n0 0 0\tVoid\n", FOUND),
         ("class_dict.csv", "name,r,g,b\nAnimal,64,128,64\nArchway,192,0,128\nVoid,0,0,0\n", FOUND),
         ("class_dict.csv", '"name","r","g","b"\n"a, wild","9","9","9"\nVoid, 0, 0, 0\n', (("a, wild", "Void"), (9, 0))),
+        ("_classes.csv", "Pixel Value, Class\n0, background\n1, Head Light\n", (("background", "Head Light"), (0, 1))),
         ("labelmap.txt", "# label:color\nroad:0,0,0::\ncar:128,0,0::\n", (("road", "car"), (0, COLOUR + 0x800000))),
         ("dataset.json", '{"labels": {"background": 0, "head": 1}}', (("background", "head"), (0, 1))),
         ("classes.txt", "Sky\nRoad\nVoid\n", (("Sky", "Road", "Void"), ())),
+        ("class_names.txt", "__ignore__\n_background_\ncat\n", (("_background_", "cat"), ())),
         ("label_colors.txt", "64 128 300 Animal\n0 0 0 Void\n", None),
         ("label_colors.txt", "64 128 64 Animal\n64 128 64 Archway\n", None),  # one colour twice
         ("class_dict.csv", "name,r,g,b\na,1,2\nb,1,2,3\n", None),
         ("class_dict.csv", "", None),
         ("class_dict.csv", "name,r,g,b\nb,1,2,3\n" + 200_000 * "a", None),  # longer than a cell may be
+        ("_classes.csv", "filename, cat, dog\na.jpg, 0, 1\nb.jpg, 1, 0\n", None),  # of images, not of pixels
         ("dataset.json", '{"labels": ["a", "b"]}', None),
         ("classes.txt", "person\ncar\n", None),  # of boxes: no background
         ("classes.txt", "Void\nVoid\n", None),

@@ -9,11 +9,11 @@ import pytest
 import tifffile
 
 from helpers.image_bytes import change_tag, cv2_bytes, point_back, shared_strip_tiff, tiff_bytes
-from unet_trainer.datasets.converted import page_types
+from unet_trainer.datasets.converted import has_pages, page_types
 from unet_trainer.images import tiff_files
 from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.image_decoding import EncodedImage, decode_image
-from unet_trainer.images.image_spec import RGB_8BIT, read_small
+from unet_trainer.images.image_spec import RGB_8BIT, open_reader, read_small
 from unet_trainer.images.mask_decoding import decode_mask
 from unet_trainer.images.tiff_files import TiffImage, read_georeference
 
@@ -94,13 +94,23 @@ def test_of_a_pyramid_and_of_a_file_with_a_preview_the_full_size_is_read(tmp_pat
 
 
 @pytest.mark.parametrize("options", [{}, {"bigtiff": True}])
-def test_a_directory_that_points_back_ends_the_file_wherever_a_tiff_is_opened(options, tmp_path):
+def test_a_directory_that_points_back_is_damage_wherever_a_tiff_is_opened(options, tmp_path):
     data = point_back(tiff_bytes(COLOUR, photometric="rgb", **options))
     path = tmp_path / "loop.tif"
     path.write_bytes(data)
-    np.testing.assert_array_equal(decode_image(data), COLOUR)
-    assert read_small(path, RGB_8BIT).pixels.shape == COLOUR.shape
-    assert len(page_types(path)) == 1
+    why = r"cannot be decoded \(its directories point back at each other\)"
+    for read in (decode_image, decode_mask):
+        with pytest.raises(ReadError, match=why):
+            read(data)
+    for open_it in (lambda: read_small(path, RGB_8BIT), lambda: open_reader(path, RGB_8BIT).__enter__()):
+        with pytest.raises(ReadError, match=why):
+            open_it()
+    with pytest.raises(DataError, match=rf"^{path}: {why}$"):
+        page_types(path)
+    assert not has_pages(path)
+    file = EncodedImage(data)
+    assert (file.channels_with_alpha, file.is_turned, file.is_lossy) == (0, False, False)
+    file.refuse_bomb()  # says nothing: decoding tells what is wrong
 
 
 @pytest.mark.parametrize(

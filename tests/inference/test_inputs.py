@@ -76,6 +76,7 @@ def test_results_among_the_images_are_refused(folder, words, out):
     [
         (["images/a.png", "masks/a.png", "notes/b.png"], ["images/a"]),
         (["train/images/a.png", "train/labels/a.png", "test/b.png"], ["test/b", "train/images/a"]),
+        (["day/a.jpg", "day/a_mask.png", "day/b.jpg", "day/b_mask.png"], ["day/a", "day/b"]),
         (["control/a.png", "target/a.png"], ["control/a", "target/a"]),  # nothing says that these are masks
         (["masks/a.png"], ["masks/a"]),
     ],

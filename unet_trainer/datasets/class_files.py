@@ -15,12 +15,14 @@ from unet_trainer.system.input_files import parse_json, read_text
 MAX_BYTES = 256 * 1024
 VOID_NAME = re.compile("void|unlabell?ed|unlabel|ignored?|dontcare|unannotated")
 BACKGROUND_NAME = re.compile("background|bg|back|none|nothing|unlabell?ed|void|others?|rest")
+NO_ID = "__ignore__"  # the first line of LabelMe's list; the ids begin with the line behind it
 COLOUR = r"(?P<r>\d+)[\s,]+(?P<g>\d+)[\s,]+(?P<b>\d+)"
-# The forms of a line: `9 9 9 Animal` of CamVid, `name:r,g,b:parts:actions` of CVAT and VOC.
+# The forms of a line: `9 9 9 Animal` of CamVid, `name:r,g,b:parts:actions` of CVAT and VOC. Columns of CSV files.
 LINES = {"label_colors.txt": rf"{COLOUR}[\s,]+(?P<name>\S.*)", "labelmap.txt": rf"(?P<name>[^:]+):{COLOUR}(:.*)?"}
-TABLE, COLUMNS = "class_dict.csv", ["name", "r", "g", "b"]
+COLUMNS = {"class_dict.csv": ["name", "r", "g", "b"], "_classes.csv": ["value", "name"]}  # the latter of Roboflow
+SPELLINGS = {"pixel value": "value", "class": "name"}
 # {"labels": {"tumour": 1}} of nnU-Net; a name a line, in the order of the ids.
-NAMES = ("dataset.json", *LINES, TABLE, "classes.txt", "class_names.txt")
+NAMES = ("dataset.json", *LINES, *COLUMNS, "classes.txt", "class_names.txt")
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,14 @@ def _parse(name: str, text: str) -> list[dict[str, Any]]:
     if name.endswith(".json"):
         named = sorted((int(value), name) for name, value in parse_json(text)["labels"].items())
         return [{"name": name, "value": value} for value, name in named]
-    if name == TABLE:
+    if name in COLUMNS:
         rows = csv.reader(lines, skipinitialspace=True, delimiter=";" if ";" in lines[0] else ",")
         header, *cells = [[cell.strip() for cell in row] for row in rows]
-        return [dict(zip(COLUMNS, row, strict=True)) for row in cells] if header == COLUMNS else []
+        header = [SPELLINGS.get(cell.lower(), cell.lower()) for cell in header]
+        return [dict(zip(header, row, strict=True)) for row in cells] if header == COLUMNS[name] else []
     if name in LINES:
         matches = [re.fullmatch(LINES[name], line) for line in lines if not line.startswith("#")]
         return [match.groupdict() for match in matches if match is not None] if all(matches) else []
-    is_of_pixels = any(is_background(each) or is_void(each) for each in lines)  # and not of objects in boxes
-    return [{"name": each} for each in lines] if is_of_pixels else []
+    names = [line for line in lines if line != NO_ID]
+    is_of_pixels = any(is_background(each) or is_void(each) for each in names)  # and not of objects in boxes
+    return [{"name": each} for each in names] if is_of_pixels else []

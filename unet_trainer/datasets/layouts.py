@@ -113,12 +113,17 @@ def holds_masks_too(files: Sequence[File], mask_suffix: str) -> bool:
 
 
 def images_of_dataset(root: Path, files: Sequence[Path]) -> list[Path]:
-    """The files that training would take for images, where the names of folders say which are masks; else all files."""
-    kinds: dict[Path, Kind | None] = {}
-    for file in files:
+    """The files that training would take for images, where folders or names say which are masks; else all files."""
+    stems, kinds = {(file.parent, file.stem) for file in files}, dict[Path, Kind | None]()
+    images_of = {
+        file: stems & {(file.parent, rest) for rest in name_matching.without_marks(file.stem)} for file in files
+    }
+    masked = {name for names in images_of.values() for name in names}  # a for a_mask and gt_a beside it
+    for file, names in images_of.items():
         meanings = [folder_meaning(name) for name in file.relative_to(root).parts[:-1]]
-        is_image = not meanings or any(part for part, _ in meanings)
-        kinds[file] = next((kind for _, kind in reversed(meanings) if kind), "image" if is_image else None)
+        is_image = not meanings or any(part for part, _ in meanings) or (file.parent, file.stem) in masked
+        other: Kind | None = "mask" if names else "image" if is_image else None
+        kinds[file] = next((kind for _, kind in reversed(meanings) if kind), other)
     images = [file for file, kind in kinds.items() if kind == "image"]
     return images if images and "mask" in kinds.values() else [*files]
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import math
+import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -230,13 +231,23 @@ def open_pages(path: Path) -> Iterator[Any]:
 
 
 def _open(file: BinaryIO) -> Any:
-    """A TiffFile with a page at least. Raises ReadError."""
+    """A TiffFile whose directories come to an end: tifffile would follow a long loop of them for ever. Raises ReadError."""
     import tifffile  # takes a tenth of a second, and most datasets have no TIFF
 
     file.seek(0)
     tiff: Any = tifffile.TiffFile(file)
-    if not len(tiff.pages):
-        raise ReadError("the file is cut off")
+    try:
+        layout, offset, seen = tiff.tiff, tiff.pages.first.offset, set[int]()
+        while offset:
+            if offset in seen:
+                raise ReadError("cannot be decoded (its directories point back at each other)")
+            seen.add(offset)
+            file.seek(offset)
+            (count,) = struct.unpack(layout.tagnoformat, file.read(layout.tagnosize))
+            file.seek(count * layout.tagsize, io.SEEK_CUR)
+            (offset,) = struct.unpack(layout.offsetformat, file.read(layout.offsetsize))
+    except (LookupError, struct.error):  # a directory, the first one or a later one, lies beyond the end
+        raise ReadError("the file is cut off") from None
     return tiff
 
 
