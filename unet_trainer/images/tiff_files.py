@@ -231,7 +231,7 @@ def open_pages(path: Path) -> Iterator[Any]:
 
 
 def _open(file: BinaryIO) -> Any:
-    """A TiffFile whose directories come to an end: tifffile would follow a long loop of them for ever. Raises ReadError."""
+    """A TiffFile whose directories come to an end: tifffile follows a long loop of them for ever. Raises ReadError."""
     import tifffile  # takes a tenth of a second, and most datasets have no TIFF
 
     file.seek(0)
