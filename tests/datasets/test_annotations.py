@@ -395,6 +395,7 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     ("rle.csv", "ImageId,EncodedPixels\na.png,1 2\nb.png\nc.png,1 2\n", "line 3 has too few cells, no name of an image, or a quote"),
     ("rle.csv", 'EncodedPixels,ImageId\n1 2,a.png\n1 2,"b.png\n1 2,c.png\n', "line 3 has too few cells, no name of an image, or a quote"),
     ("rle.csv", "ImageId,EncodedPixels\na.png,1 2 3\n", "line 2: run lengths '1 2 3'; need pairs of start and length"),
+    ("rle.csv", "id,annotation\na,2 2 6 2\n", "the run lengths of a column 'annotation' may go along the rows; need them down"),
     ("data.yaml", "names: {0: cat, 2: dog}", "names has the keys 0, 2; need the numbers from 0 to 1"),
     ("data.yaml", "names: [[cat]]", "need a text"),
     ("data.yaml", "names: cell", "names is 'cell'; need a list"),

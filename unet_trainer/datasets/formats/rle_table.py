@@ -5,13 +5,15 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from unet_trainer.datasets.formats.objects import AnnotatedImage, Annotations, Entry, Place
 from unet_trainer.datasets.formats.shapes import Patch, fill_runs
 from unet_trainer.datasets.formats.values import as_name, inside
+from unet_trainer.datasets.pairs import path_in
 from unet_trainer.datasets.split_file import read_table
-from unet_trainer.images.file_bytes import ReadError
+from unet_trainer.images.file_bytes import DataError, ReadError
 
 # Names of columns, in lower case without separators.
 IMAGE = ("imageid", "image", "imagename", "filename", "imagefile", "file", "img", "imgid", "id")
@@ -21,6 +23,7 @@ ROLES: Mapping[str, Sequence[str]] = {
     "runs": ("encodedpixels", "rle", "rlemask", "maskrle", "encoding", "rleencoding", "encodedrle"),
     "label": LABEL,
     "joined": [image + label for image in IMAGE for label in LABEL],  # ImageId_ClassId: a.jpg_1
+    "other runs": ["annotation", "segmentation"],  # of competitions whose runs go along the rows
 }
 NO_RUNS = ("", "-1", "nan", "none", "null")
 ONE_CLASS = "object"
@@ -29,7 +32,13 @@ ONE_CLASS = "object"
 def find(place: Place) -> Annotations | None:
     annotations = Annotations("run lengths", "by number or name", "the later row is on top")
     tables = [(path, find_columns(header)) for path, header in place.contents if path.suffix.lower() == ".csv"]
-    files = [(path, columns) for path, columns in tables if "runs" in columns and {"image", "joined"} & columns.keys()]
+    tables = [(path, columns) for path, columns in tables if {"image", "joined"} & columns.keys()]
+    files = [(path, columns) for path, columns in tables if "runs" in columns]
+    for path, columns in tables if not files else ():
+        column = columns.get("other runs", "")
+        if any(re.fullmatch("[0-9 ]+", row.get(column, "")) for _, row in read_table(path, "it")[1]):
+            what = f"{path_in(place.data_dir, path)}: the run lengths of a column {column!r} may go along the rows"
+            raise DataError(f"{what}; need them down the columns, in a column EncodedPixels, or PNG masks")
     return annotations if annotations.collect(place, files, _parse) else None
 
 
@@ -67,6 +76,10 @@ def _draw(text: str, height: int, width: int) -> Patch:
     if len(numbers) % 2 or -1 in numbers:
         raise ReadError(f"run lengths {text!r:.60}; need pairs of start and length")
     starts, lengths = numbers[::2], numbers[1::2]
+    num_back = sum(start < before for before, start in pairwise(starts))  # one for each further object, if joined
+    if 4 * num_back > len(starts) > 3 and sum(numbers) <= area:  # as of SIIM-ACR
+        need = "with starts counted from the run before; need them from the first pixel"
+        raise ReadError(f"run lengths {text!r:.60}, {need}")
     if min(starts) < 1 or max(map(sum, zip(starts, lengths, strict=True))) > area + 1 or sum(lengths) > area:
         raise ReadError(f"run lengths beyond the {area} pixels of the image, {width}×{height}")
     return fill_runs([start - 1 for start in starts], lengths, height, width)
