@@ -241,10 +241,8 @@ def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
 def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, tmp_path, report):
     photos(tmp_path / "data", "train")
     write_csv(tmp_path / "data/train.csv", ("ImageId", "EncodedPixels"), ("s00", "1 2"), ("s01", cell))
-    assert re.search(
-        r"train\.csv, image 's01': line 3: run lengths (beyond|.*; need pairs|.*; need them from)",
-        report().blocking_message,
-    )
+    reason = r"train\.csv, image 's01': line 3: run lengths (beyond|.*; need pairs|.*; need them from)"
+    assert re.search(reason, report().blocking_message)
 
 
 def test_several_masks_of_an_image_are_its_objects(tmp_path, report):

@@ -200,7 +200,6 @@ def test_the_question_shows_the_values_and_ends_with_the_lines():
         "    200 |          10.00% |   4 of 4\n"
         "Set one of these:\n"
         "  # a class for each, in an order that you may change\n  num_classes: 3\n  mask_values: [0, 40, 200]\n\n"
-        "  # 200 is foreground, 40 is ignored\n  num_classes: 1\n  mask_values: [0, 200]\n  ignore_value: 40\n\n"
         "  # any value but 0 is foreground\n  num_classes: 1\n  mask_values: nonzero"
     )
 
@@ -257,7 +256,7 @@ TWO = "name,r,g,b\nroad,255,255,255\n{},0,0,0\n"
         ("class_names.txt", NAMES, [0, 2, 5, 255], "auto", (9, tuple(range(9)), (255,), tuple(NAMES.split("\n")))),
         ("class_names.txt", NAMES, [0, 5, 255], "auto", (1, (0, 5), (255,), ("thing 5",))),
         ("class_names.txt", NAMES, [0, 2, 5, 9], "auto", None),  # more ids than names
-        ("codes.txt", "tree\nhouse\nvoid\nroad", [0, 2, 5, 255], "auto", None),
+        ("classes.txt", "tree\nhouse\nvoid\nroad", [0, 2, 5, 255], "auto", None),
     ],
 )  # fmt: skip
 def test_a_class_file_gives_values_names_and_void_in_its_order(name, text, seen, asked, expected):
@@ -292,8 +291,7 @@ FOUND = ("Animal", "Archway", "Void"), (COLOUR + 0x408040, COLOUR + 0xC00080, 0)
         ("_classes.csv", "Pixel Value, Class\n0, background\n1, Head Light\n", (("background", "Head Light"), (0, 1))),
         ("labelmap.txt", "# label:color\nroad:0,0,0::\ncar:128,0,0::\n", (("road", "car"), (0, COLOUR + 0x800000))),
         ("dataset.json", '{"labels": {"background": 0, "head": 1}}', (("background", "head"), (0, 1))),
-        ("id2label.json", '{"0": "background", "1": "head"}', (("background", "head"), (0, 1))),
-        ("codes.txt", "Sky\nRoad\nVoid\n", (("Sky", "Road", "Void"), ())),
+        ("classes.txt", "Sky\nRoad\nVoid\n", (("Sky", "Road", "Void"), ())),
         ("class_names.txt", "__ignore__\n_background_\ncat\n", (("_background_", "cat"), ())),
         ("label_colors.txt", "64 128 300 Animal\n0 0 0 Void\n", None),
         ("label_colors.txt", "64 128 64 Animal\n64 128 64 Archway\n", None),  # one colour twice
@@ -303,7 +301,7 @@ FOUND = ("Animal", "Archway", "Void"), (COLOUR + 0x408040, COLOUR + 0xC00080, 0)
         ("_classes.csv", "filename, cat, dog\na.jpg, 0, 1\nb.jpg, 1, 0\n", None),  # of images, not of pixels
         ("dataset.json", '{"labels": ["a", "b"]}', None),
         ("classes.txt", "person\ncar\n", None),  # of boxes: no background
-        ("codes.txt", "Void\nVoid\n", None),
+        ("classes.txt", "Void\nVoid\n", None),
     ],
 )
 def test_names_and_values_of_a_class_file_are_read_and_another_form_is_left_alone(tmp_path, name, text, expected):

@@ -4,7 +4,6 @@ import builtins
 import gzip
 import io
 import os
-import tarfile
 import zlib
 
 import cv2
@@ -246,29 +245,16 @@ def test_a_file_without_its_end_is_cut_off(kind):
     assert not EncodedImage(pil_bytes("BMP", PIXELS)[:100]).is_cut_off  # its decoder notices it
 
 
-def tar_bytes():
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("a.txt"), io.BytesIO())
-    return stream.getvalue()
-
-
 @pytest.mark.parametrize(
     ("data", "text"),
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "git lfs pull"),
         (b"PK\x03\x04\x14\0", "an archive; unpack it"),
-        (tar_bytes(), "an archive; unpack it"),
         (gzip.compress(b"a"), "an archive; unpack it"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC format; convert it"),
-        (b"\0\0\0\x20ftypavif\0\0\0\0", "an AVIF picture; convert it"),
-        (b"\0\0\0\x14ftypqt  \0\0\0\0qt  ", "a video; save its frames"),
-        (b"RIFF\x24\0\0\0AVI LIST", "a video; save its frames"),
+        (b"\0\0\0\x20ftypavif\0\0\0\0", "a picture of a form that is not read; convert it"),
         (bytes(128) + b"DICM\x02\0\0\0UL", "a DICOM file; save its slices"),
-        (b"\x5c\x01\0\0" + bytes(340) + b"n+1\0" + bytes(100), "a NIfTI volume; save its slices"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(20), "an HDF5 or MATLAB file"),
         (b"<!DOCTYPE html><html><head><title>404</title>", "a web page; the download failed"),
-        (b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg">', "a vector drawing"),
         (b'{"shapes": []}', "a text, not an image"),
     ],
 )
@@ -286,7 +272,7 @@ def test_the_extension_tells_and_without_one_the_content(tmp_path):
         "data.zip": "archive",
         "data.tar.gz": "plain .tar",
         "a.b.mp4": "video",
-        "a.JFIF": "rename it to .jpg",
+        "a.JFIF": "convert it to PNG",
         "im0001.ah.ppm": "convert it to PNG",
         "case1.npz": "save each image",
     }

@@ -1,8 +1,5 @@
 """Annotations instead of masks: finds the files of labelling tools in a folder, and draws them as masks of class ids,
-once, which are kept under checkpoint_dir. 0 is the background, 1 the first class.
-
-A format that is not read is named for what it is, with what to do.
-"""
+once. 0 is the background, 1 the first class. A format that is not read is named for what it is, with what to do."""
 
 import re
 from collections import defaultdict
@@ -16,7 +13,7 @@ from unet_trainer.datasets.formats import coco, labelme, rle_table, yolo
 from unet_trainer.datasets.formats.objects import Annotations, File, Place, draw_masks
 from unet_trainer.datasets.formats.values import MAX_FILE_BYTES, NUM_LOOKED_AT, has_keys, inside
 from unet_trainer.datasets.listing import Listing, describe_results, list_files, walk
-from unet_trainer.datasets.pairs import NUM_NAMED, FoundPairs
+from unet_trainer.datasets.pairs import FoundPairs
 from unet_trainer.datasets.split_file import read_header
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, describe_file
@@ -26,30 +23,23 @@ from unet_trainer.system.console import Console, counted
 
 # Name → what reads the annotations of a place, None if there are none of this format; raises DataError.
 FORMATS = {"COCO": coco.find, "LabelMe": labelme.find, "YOLO": yolo.find, "run lengths": rle_table.find}
-JSON = (".json", ".geojson")
-EXTENSIONS = frozenset([*JSON, ".xml", ".txt", ".csv", ".ndjson", ".jsonl"])
+EXTENSIONS = frozenset([".json", ".xml", ".txt", ".csv", ".jsonl"])
 # COCO's own files beside instances_
 COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stuff_")
 
 EXPORT = "export COCO, with polygons or masks"
-OTHER_TOOL = f"which is not read; {EXPORT}, or PNG masks"
-VGG = f"is a project of the VGG Image Annotator, {OTHER_TOOL} (Annotation, Export)"
 PAIRS = "set split_file to a CSV with the columns image and mask, or give the pairs from Python (train_data=)"
 HUGGING_FACE = f"is a table of Hugging Face, which is not read; {PAIRS}"
+OTHER_TOOL = f"which is not read; {EXPORT}, or PNG masks"
+VGG = f"is a project of the VGG Image Annotator, {OTHER_TOOL}"
 # What a JSON document is, and what to do → keys of it, or of the first one in a list or dict of it. The first counts.
 OTHER_JSON = {
     "is COCO panoptic, whose masks are in its PNG files; use instances, or convert these to class ids": "segments_info",
     f"is Supervisely's own JSON, {OTHER_TOOL}": "objects size|title shape",
     VGG: "_via_img_metadata|filename regions",
     "is COCO without categories (captions?), its classes are not known; use the instances file": "annotations images",
-    "is COCO results (predictions), without the images; use the annotation file": "image_id category_id",
     f"is Label Studio's own JSON, {OTHER_TOOL}": "data annotations|annotator annotation_id",
-    f"is Labelbox's own JSON, {OTHER_TOOL}": "data_row projects",
-    f"is Datumaro's own JSON, {OTHER_TOOL} (datum convert -f coco_instances)": "items categories",
-    "is GeoJSON; of QuPath, export its labelled images; of a map, burn it into masks (gdal_rasterize)": "type features",
-    "is Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them": "imgHeight imgWidth objects",
 }
-JSON_LINES = f"holds a JSON document in each line, as Labelbox exports, {OTHER_TOOL}"
 CVAT = f"is CVAT's XML, {OTHER_TOOL} (CVAT exports COCO 1.0 and VOC masks)"
 VOC = "is Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if any"
 
@@ -61,27 +51,26 @@ class UnknownAnnotations(DataError):
 def find_annotations(
     config: Config, data_dir: Path, console: Console | None = None, listing: Listing | None = None
 ) -> FoundPairs | None:
-    """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. mask_dir may
-    be their folder, or one file. Raises DataError."""
+    """The pairs of images and drawn masks; None without annotations in data_dir or mask_dir. Raises DataError."""
     folder, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
     texts = [folder] if folder.is_file() else sorted(walk(folder, listing=listing, endings=(*EXTENSIONS,)))
     if not texts or not image_root.is_dir():
         return None
     images = list_files(image_root, listing=listing)
     results, polygons = [path for path in images if is_result(path)], [path for path in texts if is_result(path)]
-    if len(polygons) < len(texts):  # else training is meant to use them
-        results += polygons
-    has_instances, left_out = any(path.name.startswith("instances_") for path in texts), {*results}
+    results += polygons if len(polygons) < len(texts) else []  # else training is meant to use them
+    left_out = {*results}
+    images = [path for path in images if path not in left_out]
+    has_instances = any(path.name.startswith("instances_") for path in texts)
     skipped = (*(COCO_TASKS if has_instances else ()), "sample_submission")  # an example of an answer, of Kaggle
     contents: list[File] = []
-    broken: list[str] = []
+    broken = ""
     for path in (path for path in texts if path not in left_out and not path.name.startswith(skipped)):
         try:
             with inside(path):
                 contents.append((path, _read(path)))
         except DataError as error:
-            broken.append(str(error))
-    images = [path for path in images if path not in left_out]
+            broken = broken or str(error)
     place = Place(data_dir, image_root, images, contents, config.class_names or ())
     tools: dict[str, Annotations | DataError] = {}
     for name, find in FORMATS.items():
@@ -97,11 +86,10 @@ def find_annotations(
         if description := _describe(path, content, place):
             raise UnknownAnnotations(f"{path} {description}")
     if broken:
-        cannot = f"{counted(len(broken), 'annotation file')} that cannot be read:\n  " + "\n  ".join(broken[:NUM_NAMED])
-        raise DataError(cannot) if tools else UnknownAnnotations(cannot)
+        raise DataError(broken) if tools else UnknownAnnotations(broken)
     for result in tools.values():
         if isinstance(result, DataError):
-            raise result if images else DataError("\n  ".join([str(result), *describe_other_files(image_root)]))
+            raise result
         drawn = draw_masks(place, result, Converter(data_dir, Path(config.checkpoint_dir), console))
         return replace(drawn, notices=(*drawn.notices, describe_results(results))) if results else drawn
     return None
@@ -110,7 +98,7 @@ def find_annotations(
 def _read(path: Path) -> Any:
     """The document of JSON, the header of a table, or the start of XML."""
     suffix = path.suffix.lower()
-    if suffix in JSON:
+    if suffix == ".json":
         content = input_files.read_json(path, MAX_FILE_BYTES)
         if isinstance(content, dict):
             content.pop("imageData", None)  # LabelMe's picture, megabytes of text
@@ -126,15 +114,11 @@ def _describe(path: Path, content: Any, place: Place) -> str:
     suffix, what = path.suffix.lower(), ""
     if path.name in ("metadata.csv", "metadata.jsonl"):
         return HUGGING_FACE
-    if suffix in (".ndjson", ".jsonl"):
-        return JSON_LINES
-    if suffix == ".csv":
-        return VGG if "region_shape_attributes" in content else ""
-    if suffix in JSON:
+    if suffix == ".json":
         what = next((what for what, keys in OTHER_JSON.items() if has_keys(content, keys)), "")
     elif suffix == ".xml" and (root := re.search(r"<(annotations?)\b", content)):
         what = CVAT if root[1] == "annotations" else VOC
-    if not what and suffix != ".txt" and place.knows(path.stem):
+    if not what and suffix in (".json", ".xml") and place.knows(path.stem):
         what = f"has the name of an image, and is {suffix[1:].upper()} of no tool that is read"
         what = f"{what}; if it is the annotation, {EXPORT}; else add masks"
     return what

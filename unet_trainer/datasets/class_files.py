@@ -17,12 +17,12 @@ VOID_NAME = re.compile("void|unlabell?ed|unlabel|ignored?|dontcare|unannotated")
 BACKGROUND_NAME = re.compile("background|bg|back|none|nothing|unlabell?ed|void|others?|rest")
 NO_ID = "__ignore__"  # the first line of LabelMe's list; the ids begin with the line behind it
 COLOUR = r"(?P<r>\d+)[\s,]+(?P<g>\d+)[\s,]+(?P<b>\d+)"
-# The forms of a line: `9 9 9 Animal`, `name:r,g,b:parts:actions`. Columns of CSV files.
+# The forms of a line: `9 9 9 Animal` of CamVid, `name:r,g,b:parts:actions` of CVAT and VOC. Columns of CSV files.
 LINES = {"label_colors.txt": rf"{COLOUR}[\s,]+(?P<name>\S.*)", "labelmap.txt": rf"(?P<name>[^:]+):{COLOUR}(:.*)?"}
-COLUMNS = {"class_dict.csv": ["name", "r", "g", "b"], "_classes.csv": ["value", "name"]}
-SPELLINGS = {"class": "name", "label": "name", "pixel value": "value"}
-# {"labels": {"tumour": 1}} of nnU-Net, {"1": "tumour"} of Hugging Face; a name a line, in the order of the ids.
-NAMES = ("dataset.json", "id2label.json", *LINES, *COLUMNS, "class_names.txt", "codes.txt", "classes.txt")
+COLUMNS = {"class_dict.csv": ["name", "r", "g", "b"], "_classes.csv": ["value", "name"]}  # the latter of Roboflow
+SPELLINGS = {"pixel value": "value", "class": "name"}
+# {"labels": {"tumour": 1}} of nnU-Net; a name a line, in the order of the ids.
+NAMES = ("dataset.json", *LINES, *COLUMNS, "classes.txt", "class_names.txt")
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,13 @@ def _parse(name: str, text: str) -> list[dict[str, Any]]:
     """Name and value, or red, green and blue, of each class; none if the text has another form."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if name.endswith(".json"):
-        content = parse_json(text)
-        labels = content.get("labels", content).items()
-        named = [(int(key), value) if key.isdecimal() else (int(value), key) for key, value in labels]
-        return [{"name": each, "value": value} for value, each in sorted(named)]
+        named = sorted((int(value), name) for name, value in parse_json(text)["labels"].items())
+        return [{"name": name, "value": value} for value, name in named]
     if name in COLUMNS:
-        columns, separator = COLUMNS[name], ";" if ";" in lines[0] else ","
-        rows = [[cell.strip() for cell in row] for row in csv.reader(lines, skipinitialspace=True, delimiter=separator)]
-        header = [SPELLINGS.get(cell.lower(), cell.lower()) for cell in rows[0]]
-        is_known = header[: len(columns)] == columns and all(len(row) >= len(columns) for row in rows)
-        return [dict(zip(columns, row, strict=False)) for row in rows[1:]] if is_known else []
+        rows = csv.reader(lines, skipinitialspace=True, delimiter=";" if ";" in lines[0] else ",")
+        header, *cells = [[cell.strip() for cell in row] for row in rows]
+        header = [SPELLINGS.get(cell.lower(), cell.lower()) for cell in header]
+        return [dict(zip(header, row, strict=True)) for row in cells] if header == COLUMNS[name] else []
     if name in LINES:
         matches = [re.fullmatch(LINES[name], line) for line in lines if not line.startswith("#")]
         return [match.groupdict() for match in matches if match is not None] if all(matches) else []

@@ -1,10 +1,6 @@
 """Masks and images that are no plain files (polygons, one file an object or class, pages of a stack, blocks of a large
-image, the arrays of a Python caller) as plain ones.
-
-Each is written once, under checkpoint_dir/.converted, and again when a file that it comes from has changed. Everything
-after this (scan, split, loader, cache) sees files only; messages name the files that they come from. Objects become
-foreground. Classes get ids from 1 on; where they overlap, the later one wins.
-"""
+image, the arrays of a Python caller) as plain ones: written once, under checkpoint_dir/.converted, and again when a
+source has changed. Everything after this sees files only; messages name the files that they come from."""
 
 import contextlib
 import hashlib
@@ -12,7 +8,6 @@ import io
 import json
 import logging
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.datasets.name_matching import File, best_match, classes_by_ending
+from unet_trainer.datasets.name_matching import READERS, File, best_match, classes_by_ending
 from unet_trainer.datasets.pairs import Box, Pair, Part
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import MAX_BYTES, DataError, ReadError, file_stamp, naming, read_bytes
@@ -43,16 +38,13 @@ from unet_trainer.system.resources import count_cores
 FORMAT, INDEX = 1, "index.json"
 FEW = 8  # files for which another child process does not pay
 FOREGROUND = 255
-SAME_THING = 0.6  # classes that share more of their pixels are readings of one thing
 SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
-NUM_LOOKED_AT, MOST = 3, 0.9  # masks of each class, and the share of their pixels that have one of two values
+NUM_LOOKED_AT = 3  # masks of each class
 TIFF = (".tif", ".tiff")
-NUMBERED = re.compile(r"\D*\d+\D*")
 
 
 class Conversion(NamedTuple):
-    """A file to make. `make` gives its pixels or bytes, and counts of what they hold; raises DataError for bad
-    sources."""
+    """A file to make. `make` gives its pixels or bytes, and counts of what they hold; raises DataError."""
 
     name: str  # relative path, without extension
     sources: Sequence[Path]
@@ -89,16 +81,14 @@ class Converter:
         stamps = [[[str(source), file_stamp(source)] for source in conversion.sources] for conversion in conversions]
         if gone := next((source for sources in stamps for source, stamp in sources if stamp is None), None):
             raise DataError(f"{gone}: No such file or directory")
+        made = [Converted(folder / f"{conversion.name}{conversion.extension}", {}) for conversion in conversions]
         waiting: list[int] = []
-        made: list[Converted] = []
         for number, conversion in enumerate(conversions):
-            path = folder / f"{conversion.name}{conversion.extension}"
             match known.get(conversion.name):
-                case [stored, dict(facts)] if stored == stamps[number] and path.is_file():
-                    made.append(Converted(path, facts))
+                case [stored, dict(facts)] if stored == stamps[number] and made[number].path.is_file():
+                    made[number] = made[number]._replace(facts=facts)
                 case _:
                     waiting.append(number)
-                    made.append(Converted(path, {}))
 
         def convert(number: int, _: ReadStderr) -> Converted:
             try:
@@ -146,9 +136,6 @@ def _make_file(conversion: Conversion, path: Path) -> Mapping[str, int]:
     return facts
 
 
-# Files of objects and of classes
-
-
 MaskParts = dict[File, list[tuple[str, Path]]]  # image → the files of its mask, each with its class; objects have none
 
 
@@ -161,26 +148,19 @@ def find_object_files(images: Sequence[File], masks: Sequence[File], is_in_seque
         by_place[mask.folder].append(mask)
     if len(places) < len(images) or not by_place or not set(by_place) <= set(places):
         return None
-    # Files of one name in many folders are classes: liver.png, tumour.png. Objects are numbered.
-    counts = Counter(mask.stem for mask in masks)
-    are_classes = min(len(by_place), len(counts)) > 1 and all(
-        2 * count > len(by_place) and not NUMBERED.fullmatch(stem) for stem, count in counts.items()
-    )
-    return {
-        image: [(mask.stem if are_classes else "", mask.path) for mask in by_place[place]]
-        for place, image in places.items()
-        if place in by_place
-    }
+    own = ((image, by_place[place]) for place, image in places.items() if place in by_place)
+    return {image: [("", mask.path) for mask in its] for image, its in own}
 
 
 def find_class_files(images: Sequence[File], masks: Sequence[File]) -> MaskParts | None:
     """The mask files of each image where each class has a folder of masks: masks/sea/a.png, masks/whale/a.png. Else
-    None. An image may lack the masks of some classes."""
+    None, also of folders that are named after readers. An image may lack the masks of some classes."""
     by_class: dict[str, list[File]] = defaultdict(list)
     for mask in masks:
         name, _, rest = mask.folder.partition("/")
         by_class[name].append(mask._replace(folder=rest))
-    if "" in by_class or any(image.folder.partition("/")[0] in by_class for image in images):
+    are_readers = any(map(READERS.search, by_class))
+    if "" in by_class or are_readers or any(image.folder.partition("/")[0] in by_class for image in images):
         return None
     by_image: MaskParts = defaultdict(list)
     for name, files in sorted(by_class.items()):
@@ -208,14 +188,10 @@ def find_ending_files(images: Sequence[File], masks: Sequence[File]) -> MaskPart
 
 
 def _holds_two_values(path: Path) -> bool:
-    """At most, but for soft edges. False for what cannot be read."""
-    try:
-        mask = read_mask(path)
-    except ReadError:
-        return False
-    values, counts = np.unique(mask, return_counts=True)
-    is_soft = mask.dtype == np.uint8 and values[-1] > SOFT_EDGE and counts[0] + counts[-1] > MOST * mask.size
-    return len(values) < 3 or bool(is_soft)
+    """At most. False for what cannot be read."""
+    with contextlib.suppress(ReadError):
+        return len(np.unique(read_mask(path))) < 3
+    return False
 
 
 class Merged(NamedTuple):
@@ -224,7 +200,6 @@ class Merged(NamedTuple):
     pairs: list[Pair]
     unreadable: list[str]
     has_background: bool  # some pixels belong to no class
-    are_alike: bool  # the classes mark the same pixels
 
 
 def merge_masks(
@@ -248,8 +223,7 @@ def merge_masks(
         holders = f"{sum(fact['overlap'] > 0 for fact in facts)} of {len(facts)} masks"
         wins = f"the later of {', '.join(classes)} wins (class_names sets another order)"
         notices.append(f"{total['overlap']} pixels in {holders} belong to several classes: {wins}")
-    are_alike = total["overlap"] > SAME_THING * total["foreground"]
-    return Merged(pairs, [mask.problem for mask in written if mask.problem], total["background"] > 0, are_alike)
+    return Merged(pairs, [mask.problem for mask in written if mask.problem], total["background"] > 0)
 
 
 def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[Pixels, dict[str, int]]:
@@ -269,11 +243,8 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
         overlap = overlap | ((merged > 0) & is_object)
         merged[is_object] = 1 + classes.index(name) if classes else FOREGROUND
     assert merged is not None  # there is a file
-    facts = {"overlap": overlap, "background": merged == 0, "foreground": merged > 0} if classes else {}
+    facts = {"overlap": overlap, "background": merged == 0} if classes else {}
     return merged, {name: int(np.count_nonzero(pixels)) for name, pixels in facts.items()}
-
-
-# Channels in files of their own
 
 
 def join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
@@ -282,21 +253,11 @@ def join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
     for path in paths:
         with naming(path):
             is_volume = path.name.lower().endswith(VOLUME_EXTENSIONS)
-            read.append(_open_stack(path).read()[..., None] if is_volume else image_decoding.read_image(path))
+            read.append(_read_pages(path)[..., None] if is_volume else image_decoding.read_image(path))
         if read[-1].shape[:-1] != read[0].shape[:-1]:
             size, first = ("×".join(map(str, pixels.shape[-2::-1])) for pixels in (read[-1], read[0]))
             raise DataError(f"{path}: {size}, the other channels of this image are {first}")
     return np.concatenate(read, axis=-1), {}
-
-
-# Pages of stacks
-
-
-class _Stack(NamedTuple):
-    """A volume, or a TIFF of several pages, of which the header was read."""
-
-    dtypes: Sequence[Any]  # of each page
-    read: Callable[[], Any]  # N,H,W or N,H,W,C, or a list of pages; raises DataError
 
 
 def has_pages(path: Path) -> bool:
@@ -308,13 +269,67 @@ def has_pages(path: Path) -> bool:
 
 
 def page_types(path: Path) -> Sequence[Any]:
-    """The dtype of each page; raises DataError, also for a stack whose pages together are a decompression bomb."""
-    return _open_stack(path).dtypes
+    """The dtype of each page, by the header; raises DataError, also for pages that are a decompression bomb."""
+    with naming(path):
+        if path.suffix.lower() == ".npy":  # of channels that were joined
+            array = image_decoding.decode_array(read_bytes(path))
+            return [array.dtype] * len(array)
+        if _is_volume(path):
+            shape, file = _open_volume(path)
+            types, num_pixels = [file.get_data_dtype()] * shape[2], math.prod(shape)
+        else:
+            with open_pages(path) as file:
+                pages = _full_pages(file)
+                types, num_pixels = [page.dtype for page in pages], sum(page.size for page in pages) // COLOUR_CHANNELS
+        if num_pixels > max(BOMB_PIXELS, (num_bytes := path.stat().st_size) * BOMB_RATIO):
+            what = f"{num_bytes / 1e6:.2g} MB that decompress to {num_pixels / 1e6:.3g} Mpx on {len(types)} pages"
+            raise ReadError(f"{what}: a decompression bomb")
+        return types
+
+
+@lru_cache(maxsize=2)  # an image stack and its mask stack
+def _read_pages(path: Path) -> Any:
+    """N,H,W or N,H,W,C, or a list of pages; of a volume Z,Y,X or Z,Y,X,C. Raises DataError."""
+    with naming(path):
+        if path.suffix.lower() == ".npy":
+            return image_decoding.decode_array(read_bytes(path))
+        if not _is_volume(path):
+            with open_pages(path) as tiff:
+                return [page.asarray() for page in _full_pages(tiff)]
+        shape, file = _open_volume(path)
+        with read_errors():
+            pixels = np.asanyarray(file.dataobj).reshape(shape)
+            return np.ascontiguousarray(np.moveaxis(pixels.swapaxes(0, 1), 2, 0))
+
+
+def _is_volume(path: Path) -> bool:
+    """Of NIfTI, or an array of the channels that were joined."""
+    return path.name.lower().endswith((*VOLUME_EXTENSIONS, ".npy"))
+
+
+def _full_pages(tiff: Any) -> list[Any]:
+    """Without the smaller copies."""
+    return [page for page in tiff.pages if not getattr(page, "is_reduced", False)]
+
+
+def _open_volume(path: Path) -> tuple[tuple[int, ...], Any]:
+    """Its shape in three or four dimensions, and nibabel's file."""
+    try:
+        import nibabel
+    except ImportError:
+        raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
+    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it repairs
+    with read_errors():
+        file: Any = nibabel.load(path)
+        shape, dtype = (*file.shape, *[1] * (3 - len(file.shape))), file.get_data_dtype()
+        if len(shape) > 4 or min(shape) < 1 or dtype.kind not in "uifb":
+            need = "need numbers in 3 dimensions, or 4 with channels"
+            raise ReadError(f"a NIfTI volume of {dtype} of shape {file.shape}; {need}")
+        return shape, file
 
 
 def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:
-    """A pair of files for each page of image stacks and their mask stacks; raises DataError, which names the user's
-    files."""
+    """A pair of files for each page of image stacks and their mask stacks; raises DataError."""
     wanted = []
     for stack in stacks:
         is_stack = _is_volume(stack.image) or stack.image.suffix.lower() in TIFF
@@ -349,71 +364,6 @@ def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
         return whole_numbers(page), {}
 
 
-@lru_cache(maxsize=2)  # an image stack and its mask stack
-def _read_pages(path: Path) -> Any:
-    return _open_stack(path).read()
-
-
-def _is_volume(path: Path) -> bool:
-    """Of NIfTI, or an array of the channels that were joined."""
-    return path.name.lower().endswith((*VOLUME_EXTENSIONS, ".npy"))
-
-
-def _open_stack(path: Path) -> _Stack:
-    with naming(path):
-        if path.suffix.lower() == ".npy":
-            array = image_decoding.decode_array(read_bytes(path))
-            return _Stack([array.dtype] * len(array), lambda: array)
-        return _open_volume(path) if _is_volume(path) else _open_tiff(path)
-
-
-def _open_tiff(path: Path) -> _Stack:
-    def full_pages(file: Any) -> list[Any]:  # without the smaller copies
-        return [page for page in file.pages if not getattr(page, "is_reduced", False)]
-
-    def read() -> list[Pixels]:
-        with naming(path), open_pages(path) as file:
-            return [page.asarray() for page in full_pages(file)]
-
-    with open_pages(path) as file:
-        pages = full_pages(file)
-        num_values = sum(page.size for page in pages)
-        _refuse_bomb(path, num_values, f" on {len(pages)} pages", COLOUR_CHANNELS)
-        return _Stack([page.dtype for page in pages], read)
-
-
-def _open_volume(path: Path) -> _Stack:
-    try:
-        import nibabel
-    except ImportError:
-        raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
-    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it repairs
-    with read_errors():
-        file: Any = nibabel.load(path)
-        shape, dtype = (*file.shape, *[1] * (3 - len(file.shape))), file.get_data_dtype()
-        if len(shape) > 4 or min(shape) < 1 or dtype.kind not in "uifb":
-            need = "need numbers in 3 dimensions, or 4 with channels"
-            raise ReadError(f"a NIfTI volume of {dtype} of shape {file.shape}; {need}")
-        _refuse_bomb(path, math.prod(shape))
-
-    def read() -> Pixels:
-        """Z,Y,X or Z,Y,X,C."""
-        with naming(path), read_errors():
-            return np.ascontiguousarray(np.moveaxis(np.asanyarray(file.dataobj).reshape(shape).swapaxes(0, 1), 2, 0))
-
-    return _Stack([dtype] * shape[2], read)
-
-
-def _refuse_bomb(path: Path, num_values: int, where: str = "", values_per_pixel: int = 1) -> None:
-    num_bytes = path.stat().st_size
-    if num_values // values_per_pixel > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
-        what = f"{num_bytes / 1e6:.2g} MB that decompress to {num_values / 1e6:.3g} million values{where}"
-        raise ReadError(f"{what}: a decompression bomb")
-
-
-# Blocks of a large image
-
-
 def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs, those with a box as files of their own; raises DataError, which names the user's files."""
     wanted = []
@@ -446,8 +396,7 @@ def _read_whole_mask(path: Path, size: tuple[int, int]) -> Pixels:
 
 
 def _image_block(box: Box) -> tuple[bytes, dict[str, int]]:
-    """A TIFF: of any number of channels and depth, not compressed, with what the file says of alpha and of missing
-    data."""
+    """A TIFF of any number of channels and depth, with what the file says of alpha and of missing data."""
     import tifffile
 
     image, has_alpha, nodata = _read_whole(box.image)
@@ -476,9 +425,6 @@ def _mask_block(box: Box) -> tuple[Pixels, dict[str, int]]:
         return np.ascontiguousarray(block), {}
     colours = np.where(block >= COLOUR, block - COLOUR, block * 0x010101)
     return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], 2).astype(np.uint8), {}
-
-
-# Data that a Python caller brings: written as files, so that a run can be resumed and evaluated without it
 
 
 class Pairs(Protocol):
@@ -537,16 +483,14 @@ def _digests_in(folder: Path) -> dict[str, str]:
     """By the path in the folder; of links, and of files that cannot be read, there are none."""
     digests: dict[str, str] = {}
     for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
-        name = path.relative_to(folder).as_posix()
-        digests[name] = ""
+        digests[name := path.relative_to(folder).as_posix()] = ""
         with contextlib.suppress(OSError):
             digests[name] = hashlib.sha256(input_files.read_bytes(path, MAX_BYTES, follow=False)).hexdigest()
     return digests
 
 
 def as_pixels(given: Any) -> Pixels:
-    """H,W or H,W,C. A torch tensor has its channels first; one channel alone needs no axis. Raises ValueError or
-    TypeError."""
+    """H,W or H,W,C; a torch tensor has its channels first. Raises ValueError or TypeError."""
     is_tensor = hasattr(given, "detach")
     array = np.asarray(given.detach().cpu() if is_tensor else given)
     if is_tensor and array.ndim == 3:

@@ -1,8 +1,5 @@
-"""The pairs of a dataset, found in its folders: those of train, val and test, or of the lists that divide them.
-
-Files pair up by their names; only those that may be results of predict are opened. What leaves files unpaired, or could
-be meant in several ways, is described with the settings that decide it. Masks that are not one file for each image
-become such files."""
+"""The pairs of a dataset, found in its folders by names. What leaves files unpaired, or could be meant several ways, is
+described with the settings that decide it. Masks that are not one file for each image become such files."""
 
 import contextlib
 from collections import Counter, defaultdict
@@ -10,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, layouts, name_matching
 from unet_trainer.datasets import pairs as pairing
+from unet_trainer.datasets.formats.values import inside
 from unet_trainer.datasets.layouts import Group, Layout
 from unet_trainer.datasets.listing import Listing, describe_results, walk
 from unet_trainer.datasets.name_matching import CHANNEL, PARTS, File, Match, Rule, best_match, split_by_endings
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import VOLUME_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
@@ -28,7 +25,6 @@ from unet_trainer.system.console import Console, counted
 TO_CSV = "split_file to a CSV with the columns image and mask"
 TO_OTHERS = f"image_dir and mask_dir to other folders, or {TO_CSV}"
 LISTS = "ImageSets/Segmentation"  # of PASCAL VOC: train.txt, val.txt, test.txt, trainval.txt, a name in each line
-MAY_HAVE_PAGES = (*converted.TIFF, *VOLUME_EXTENSIONS)
 REPAIR = "repair these files"
 
 SplitLists = Mapping[str, Part | None]  # name of a listed image → its part; None: it is to be divided
@@ -39,8 +35,7 @@ def find_in_folders(
 ) -> FoundPairs:
     """The pairs in the folders of data_dir; raises DataError where images and masks cannot be told apart.
 
-    Where files do not pair up, results of predict among them are left out: looking for those opens every file.
-    """
+    Where files do not pair up, results of predict among them are left out: looking for those opens every file."""
     listing, converter = listing or Listing(), converted.Converter(data_dir, Path(config.checkpoint_dir), console)
     layout = layouts.find_layout(data_dir, config, listing)
     search = _Search(config, converter, listing, layout)
@@ -61,7 +56,7 @@ def _find_results(layout: Layout, mask_suffix: str) -> list[Path]:
     found: list[File] = []
     for images, masks in layout.parts.values():
         results = [file for file in images.files if is_result(file.path)]
-        others = [file for file in images.files if file not in {*results}]
+        others = sorted({*images.files} - {*results})
         if images is not masks or layouts.holds_masks_too(others, mask_suffix):
             found += results
         if masks is not None and images is not masks:
@@ -83,10 +78,8 @@ class _Paired:
 
     @property
     def unpaired(self) -> str:
-        """3 images without a mask and 1 mask without an image."""
-        nouns = ("image without a mask", "images without a mask"), ("mask without an image", "masks without an image")
-        sides = zip((self.match.images, self.match.masks), nouns, strict=True)
-        return " and ".join(counted(len(files), *noun) for files, noun in sides if files)
+        images, masks = len(self.match.images), len(self.match.masks)
+        return f"{counted(images, 'image')} without a mask, {counted(masks, 'mask')} without an image"
 
 
 @dataclass
@@ -151,11 +144,9 @@ class _Search:
             self.is_complete = False
             return []
         self.is_complete &= part.match.is_complete
-        self.notices += [f"{part.unpaired} in {place}/, left out"] if part.unpaired else []
+        self.notices += [] if part.match.is_complete else [f"{part.unpaired} in {place}/, left out"]
         self.notices += [pairing.describe_problems(part.problems)] if part.problems else []
         return part.pairs
-
-    # Lists of names that divide the images
 
     def _read_split_lists(self) -> tuple[SplitLists | None, str]:
         """The lists of VOC beside the folders of images (one set for each folder, as in VOC2007/ and VOC2012/), and how
@@ -175,8 +166,10 @@ class _Search:
             known = {f"{image.folder}{image.stem}" for image in images.files}
             # A name in two lists belongs to the later part: it must not train.
             for part in (part for part in get_args(Part) if part in files):
+                with inside(place / files[part]):
+                    lines = input_files.read_text(place / files[part], errors="surrogateescape").splitlines()
                 # A line is a name, or its first word is: the rest then says whether a class occurs.
-                for line in filter(None, map(str.strip, _read_lines(place / files[part]))):
+                for line in filter(None, map(str.strip, lines)):
                     name = composed(f"{sequence}{line}")
                     parts[name if name in known else composed(f"{sequence}{line.split()[0]}")] = part
                 names[files[part]] = None
@@ -216,11 +209,8 @@ class _Search:
             fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
             self.notices.append(f"{files} {'are' if others else 'is'} not read; {fix}")
 
-    # The pairs of one part
-
     def _pair_part(self, part: Part, known: Rule | None = None) -> _Paired:
-        """The pairs of a part. `known`: the rule of the training names. Raises DataError where there is a question to
-        answer first."""
+        """The pairs of a part. `known`: the rule of the training names. Raises DataError where there is a question."""
         image_group, mask_group = self.layout.parts[part]
         assert mask_group is not None  # test without masks is not paired
         mask_suffix, is_one_folder = self.config.mask_suffix, image_group is mask_group
@@ -246,8 +236,12 @@ class _Search:
                 parts = converted.find_object_files(images, masks, image_group.is_in_sequences)
                 parts = converted.find_class_files(images, masks) if parts is None else parts
             parts = parts or converted.find_ending_files(images, masks)
-            if not parts and not is_one_folder:
-                _refuse_several_masks(mask_group.place, images, masks)
+            by_ending = {} if parts or is_one_folder else name_matching.masks_by_ending(images, masks)
+            endings = name_matching.common_endings(by_ending)
+            num_with_mask = len({image for its in by_ending.values() for image in its})
+            if "" not in endings and sum(len(by_ending[ending]) for ending in endings) > num_with_mask:
+                text = f"mask_suffix: {mask_group.place} holds {len(endings)} kinds of masks for the same images"
+                raise Question(text, *({"mask_suffix": ending} for ending in endings))
         if not parts or not self._merge_files(found, images, parts, part):
             self._take_plain(found, part)
             found.rule += channels
@@ -265,34 +259,19 @@ class _Search:
         place, wanted = found.masks.place, list(self.config.class_names or ())  # the first may be the background
         names = sorted({name for files in parts.values() for name, _ in files if name})
         found.match = Match(Rule(), [], [image for image in images if image not in parts], [])
-        as_classes: dict[str, Any] = {"num_classes": len(names) + 1, "class_names": ["background", *names]}
         wanted = next((order for order in (wanted, wanted[1:]) if names and sorted(order) == names), [])
-        is_sure = bool(self.classes or wanted)
-        if all(len(files) == 1 for files in parts.values()) and not (names and is_sure):
+        if all(len(files) == 1 for files in parts.values()) and not (names and (self.classes or wanted)):
             if len(names) > 1:
-                lines = "\n".join(f"  {line}" for line in pairing.setting_lines(as_classes))
-                listing = f"{first_few((f'{name}/' for name in names), 10)}; if they are classes, set:\n{lines}"
-                self.notices.append(f"the folders in {place} are taken as parts of one set: {listing}")
+                lines = pairing.setting_lines({"class_names": ["background", *names]})
+                self.notices.append(f"the folders in {place} are parts of one set; if they are classes, set {lines[0]}")
             found.match.pairs.extend((image, image._replace(path=files[0][1])) for image, files in parts.items())
             return False
-        has_folders = all((place / name).is_dir() for name in names)
-        mask_dirs = {name: f"{path_in(self.converter.data_dir, place)}/{name}" for name in names}
-        all_files = [(image, *file) for image, files in parts.items() for file in files]
-        ends = {name: path.stem.removeprefix(image.path.stem) for image, name, path in all_files if name != path.stem}
-        if names and ends and not has_folders and not is_sure:
-            listing = ", ".join(f"{end} ({name})" for name, end in sorted(ends.items()))
-            what = f"masks in {place} are taken as those of classes by the endings of their names: {listing}"
-            self.notices.append(f"{what}; to train on one of them alone, set mask_suffix: {ends[min(ends)]}")
         self.classes = self.classes or wanted or names
         if unknown := sorted(set(names) - set(self.classes)):
             raise DataError(f"{place} holds classes that the training masks do not have: {first_few(unknown)}")
         merged = converted.merge_masks(self.converter, part, parts, self.classes if names else [], self.notices)
         self.has_background |= merged.has_background
-        if not is_sure and (merged.are_alike or (has_folders and any(map(name_matching.READERS.search, names)))):
-            key, values = ("mask_dir", mask_dirs) if has_folders else ("mask_suffix", ends)
-            text = f"{key}: {' and '.join(names)} in {place} look like readings of one thing"
-            raise Question(text, *({key: values[name]} for name in names if name in values), as_classes)
-        found.rule = f"a mask file for each object, {len(all_files)} files merged"
+        found.rule = f"a mask file for each object, {sum(map(len, parts.values()))} files merged"
         found.rule = f"a mask file for each class: {', '.join(self.classes)}" if names else found.rule
         pairs = [replace(pair, part=self._part_of(pair.name, part)) for pair in merged.pairs]
         found.pairs = sorted(pairs, key=lambda pair: pair.name)
@@ -301,14 +280,12 @@ class _Search:
         return True
 
     def _take_plain(self, found: _Paired, part: Part) -> None:
-        """Each mask is a file of its own, or a page of a stack. Those of predict, beside their images, only if
-        mask_suffix says so."""
+        """Each mask is a file of its own, or a page of a stack."""
         plain, stacks = list[Pair](), list[Pair]()
         for image, mask in found.match.pairs:
-            name, origin = f"{image.folder}{image.stem}", self.origins.get(image.path, "") if self.origins else ""
+            name, origin = f"{image.folder}{image.stem}", self.origins.get(image.path, "")
             pair = Pair(name, image.path, mask.path, self._part_of(name, part), image_origin=origin)
-            may_have_pages = str(mask.path).lower().endswith(MAY_HAVE_PAGES)
-            (stacks if may_have_pages and converted.has_pages(mask.path) else plain).append(pair)
+            (stacks if converted.has_pages(mask.path) else plain).append(pair)
         if not plain and not stacks:
             return
         first = min((*plain, *stacks), key=lambda pair: pair.name)
@@ -317,11 +294,8 @@ class _Search:
         elif found.images is found.masks:
             found.rule = f"paired like {first.image.name} ↔ {first.mask.name}"
         if found.match.is_complete and is_result(first.mask):
-            written = f"masks in {found.masks.place} were written by predict, such as {first.mask.name}"
-            if found.images is found.masks and not self.config.mask_suffix:
-                fix = f"delete them, or set mask_suffix={first.mask.suffix} to train on what a model saw"
-                raise DataError(f"{written}; {fix}")
-            self.notices.append(f"{written}: training learns from what a model saw")
+            what = f"masks in {found.masks.place} were written by predict, such as {first.mask.name}"
+            self.notices.append(f"{what}: training learns from what a model saw")
         if stacks:
             pages = converted.split_into_pages(self.converter, part, sorted(stacks, key=lambda pair: pair.name))
             plain += [replace(page, part=self._part_of(page.name, part)) for page in pages]
@@ -365,19 +339,8 @@ class _Search:
         return made, f", {most} files as the channels of each image"
 
 
-def _read_lines(path: Path) -> list[str]:
-    try:
-        return input_files.read_text(path, errors="surrogateescape").splitlines()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from None
-
-
-# What is open: the files without a partner, and the settings that decide
-
-
 def _describe_unpaired(parts: Sequence[_Paired], num_pairs: int) -> list[Problem]:
-    """Files without a partner, each with the fix; unpaired: skip is one if there are pairs to train on. As many images
-    as masks without a partner are likely numbered from different numbers: then the pairs are wrong ones."""
+    """Files without a partner, each with the fix. As many of both kinds are likely numbered differently."""
     images = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.images))
     masks = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.masks))
     fix = f"set mask_suffix to what follows the image's name in the mask's name, {TO_OTHERS}"
@@ -386,12 +349,7 @@ def _describe_unpaired(parts: Sequence[_Paired], num_pairs: int) -> list[Problem
         fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip"
     elif num_pairs > 1:
         fix += "; if images and masks are numbered from different numbers, rename the masks"
-    match, how = parts[0].match, "no rule pairs any of them: same names, a common prefix or suffix"
-    if match.pairs:
-        (image, mask), total = min(match.pairs), len(match.pairs) + len(match.images)
-        how = f"the best rule pairs {len(match.pairs)} of {total}, {image.path.name} with {mask.path.name}"
-    no_mask = f"without a mask in {parts[0].masks.place} ({how})"
-    no_image = f"without an image in {parts[0].images.place}"
+    no_mask, no_image = f"without a mask in {parts[0].masks.place}", f"without an image in {parts[0].images.place}"
     advice = "add their images" if images else f"add the images; or {fix}"
     problems = [
         Problem("no_mask", "image", no_mask, images, f"add the masks; or {fix}", settings),
@@ -400,20 +358,8 @@ def _describe_unpaired(parts: Sequence[_Paired], num_pairs: int) -> list[Problem
     return [problem for problem in problems if problem.lines]
 
 
-def _refuse_several_masks(place: Path, images: Sequence[File], masks: Sequence[File]) -> None:
-    """Raises Question where images have several masks, none of which has their name."""
-    by_ending = name_matching.masks_by_ending(images, masks)
-    endings = name_matching.common_endings(by_ending)
-    num_with_mask = len({image for its in by_ending.values() for image in its})
-    if "" not in endings and sum(len(by_ending[ending]) for ending in endings) > num_with_mask:
-        listing = ", ".join(f"{ending} ({len(by_ending[ending])})" for ending in endings)
-        text = f"mask_suffix: {place} holds {len(endings)} kinds of masks for the same images: {listing}"
-        raise Question(text, *({"mask_suffix": ending} for ending in endings))
-
-
 def _split_one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
-    """Images and masks of one folder: by mask_suffix, or by the one mark (such as _mask) or extension of masks that
-    leaves no file unpaired. Of a.jpg and a.png, the JPEG is the image."""
+    """By mask_suffix, or by the one mark (such as _mask) or extension of masks that leaves no file unpaired."""
     files = group.files
     if mask_suffix:
         return _split_by_suffix(files, group.place, mask_suffix)
@@ -436,18 +382,9 @@ def _split_one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[
         return sides
     if len(complete or by_kind) == 1:
         return by_kind[next(iter(complete or by_kind))]
-    unclear = f"cannot tell images from masks in {group.place}"
-    if not by_kind:
-        text = f"{unclear}: no file is named like a mask (X_mask, X_label, gt_X, ...)"
-        raise _ask_for_suffix(f"{text}; set mask_suffix, {TO_OTHERS}", files, files)
-    listing = ", ".join(f"{kind} ({len(masks)} files)" for kind, (_, masks) in by_kind.items())
-    choices = [
-        {"mask_suffix": name[-len(kind) :]}
-        for kind, (_, masks) in by_kind.items()
-        for name in (masks[0].stem, masks[0].path.name)
-        if name.lower().endswith(kind)
-    ]
-    raise Question(f"{unclear}: several kinds of names could be masks: {listing}", *choices)
+    why = "several kinds of names could be masks" if by_kind else "no file is named like a mask (X_mask, gt_X, ...)"
+    text = f"cannot tell images from masks in {group.place}: {why}"
+    raise _ask_for_suffix(text, *split_by_endings(files), [kind for kind in by_kind if kind.startswith(".")])
 
 
 def _split_by_suffix(files: Sequence[File], folder: Path, mask_suffix: str) -> tuple[list[File], list[File]]:
@@ -460,16 +397,15 @@ def _split_by_suffix(files: Sequence[File], folder: Path, mask_suffix: str) -> t
             images.append(file)
     if not masks or not images:
         wrong = f"mask_suffix: {'every' if masks else 'no'} name in {folder} ends in {mask_suffix!r}"
-        raise _ask_for_suffix(wrong, files, files)
+        raise _ask_for_suffix(wrong, *split_by_endings(files))
     return images, masks
 
 
 def _refuse_same_names(images: Sequence[File], masks: Sequence[File]) -> None:
     """Raises Question where two images, or two masks, have the same name: a.png and a.bmp."""
     for files in (images, masks):
-        if len({file.name for file in files}) < len(files):
-            counts = Counter(file.name for file in files)
-            twice = [file for file in files if counts[file.name] > 1]
+        counts = Counter(file.name for file in files)
+        if twice := [file for file in files if counts[file.name] > 1]:
             text = f"images and masks do not pair up: {first_few(file.path for file in twice)} have the same name"
             extensions = sorted({_extension(file) for file in twice}) if files is masks else []
             if len(extensions) < 2:
@@ -482,10 +418,12 @@ def _extension(file: File) -> str:
     return {".jpeg": ".jpg", ".tiff": ".tif"}.get(extension, extension)
 
 
-def _ask_for_suffix(text: str, images: Sequence[File], masks: Sequence[File]) -> Question:
+def _ask_for_suffix(
+    text: str, images: Sequence[File], masks: Sequence[File], extensions: Sequence[str] = ()
+) -> Question:
     """Offers what follows the names of images in the most names of masks."""
-    endings = name_matching.common_endings(
-        name_matching.masks_by_ending(*(split_by_endings(masks) if images is masks else (images, masks)))
-    )
-    examples = first_few([mask.path.name for mask in masks])
-    return Question(f"{text}; there is {examples}", *({"mask_suffix": ending} for ending in endings if ending))
+    endings = name_matching.common_endings(name_matching.masks_by_ending(images, masks))
+    examples = first_few([mask.path.name for mask in (*images, *masks)])
+    choices = [{"mask_suffix": ending} for ending in (*filter(None, endings), *extensions)]
+    fix = "" if choices else f"; set mask_suffix, {TO_OTHERS}"
+    return Question(f"{text}; there is {examples}{fix}", *choices)

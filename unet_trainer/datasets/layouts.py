@@ -1,9 +1,8 @@
-"""Which files are images and which are masks, by the names of their folders or by image_dir and mask_dir. Opens no
-file.
+"""Which files are images and which are masks, by the names of their folders or by image_dir and mask_dir.
 
 The names on the way to a file are read: one for images or masks (K), for a part (P), for both (train_masks), or that of
 a sequence (*). Files below K, K/P, P/K, */K and P/*/K are images or masks; where none is named so, those below P or
-data_dir itself. If more than one folder is possible, none is chosen: the question names them and the lines to set.
+data_dir itself. If more than one folder is possible, the question names them and the lines to set.
 """
 
 import os
@@ -14,17 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unet_trainer.config.schema import Config
+from unet_trainer.datasets import name_matching
 from unet_trainer.datasets.listing import Listing, resolved
-from unet_trainer.datasets.name_matching import (
-    File,
-    Kind,
-    classes_by_ending,
-    folder_meaning,
-    mask_marks,
-    name_files,
-    split_by_endings,
-    without_marks,
-)
+from unet_trainer.datasets.name_matching import File, Kind, folder_meaning
 from unet_trainer.datasets.pairs import Part, Question, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
@@ -52,10 +43,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """The images and masks of each part: one group for both if they lie side by side, None where test has no masks.
-
-    Without val, train is to be divided. The phrases describe it; `divided` is "folders train and val", or "".
-    """
+    """The images and masks of each part: one group for both if they lie side by side, None where test has no masks."""
 
     parts: dict[Part, tuple[Group, Group | None]]
     phrase: str
@@ -78,8 +66,7 @@ Groups = dict[Kind | None, list[Group]]
 
 def find_layout(data_dir: Path, config: Config, listing: Listing, without: Set[Path] = frozenset()) -> Layout:
     """The images and masks in data_dir; what image_dir or mask_dir names is not searched for. Raises DataError."""
-    keys: tuple[tuple[Kind, str | None], ...] = (("image", config.image_dir), ("mask", config.mask_dir))
-    explicit: dict[Kind, str] = {kind: value for kind, value in keys if value is not None}
+    explicit = {kind: value for kind, key in KEYS.items() if (value := getattr(config, key)) is not None}
     search, mask_suffix = _Search(data_dir, explicit, listing), config.mask_suffix
     groups = _without_stray_sequences(search.group_files(without), search.root)
     for kind in explicit:
@@ -91,7 +78,7 @@ def find_layout(data_dir: Path, config: Config, listing: Listing, without: Set[P
     if image and not mask and holds_masks_too(image.files, mask_suffix):
         mask = image
     if not image or not mask:
-        raise search.describe_missing(groups, image, mask)
+        raise search.describe_missing(image, mask)
     parts: dict[Part, tuple[Group, Group | None]] = {"train": (image, mask)}
     images, masks = path_in(data_dir, image.place), path_in(data_dir, mask.place)
     phrase = f"{images}/ + {masks}/" + (f" in {len(image.folders)} folders" if image.is_in_sequences else "")
@@ -117,26 +104,28 @@ def holds_masks_too(files: Sequence[File], mask_suffix: str) -> bool:
     """Whether some of the files are masks: some but not all of a folder are named like one, two files share a name
     (a.jpg, a.png), or have its name and that of a class (a.png, a_cat.png, a_dog.png)."""
     marked = {
-        (file.folder, bool(mask_marks(file.stem) or (mask_suffix and file.stem.endswith(mask_suffix))))
+        (file.folder, bool(name_matching.mask_marks(file.stem) or (mask_suffix and file.stem.endswith(mask_suffix))))
         for file in files
     }
     has_both = len(marked) > len({folder for folder, _ in marked})
     share_names = len({(file.folder, file.stem) for file in files}) < len(files)
-    return has_both or share_names or bool(classes_by_ending(*split_by_endings(files)))
+    return has_both or share_names or bool(name_matching.classes_by_ending(*name_matching.split_by_endings(files)))
 
 
 def images_of_dataset(root: Path, files: Sequence[Path]) -> list[Path]:
     """The files that training would take for images, where folders or names say which are masks; else all files."""
-    stems = {(file.parent, file.stem) for file in files}
-    image_names = [{(file.parent, rest) for rest in without_marks(file.stem)} & stems for file in files]
-    masked = {name for names in image_names for name in names}  # a for a_mask and gt_a beside it
-    by_kind: dict[Kind | None, list[Path]] = {"image": [], "mask": [], None: []}
-    for file, names in zip(files, image_names, strict=True):
-        meanings = [folder_meaning(name) for name in reversed(file.relative_to(root).parts[:-1])]
-        kind = next((kind for _, kind in meanings if kind), "mask" if names else None)
+    stems, kinds = {(file.parent, file.stem) for file in files}, dict[Path, Kind | None]()
+    images_of = {
+        file: stems & {(file.parent, rest) for rest in name_matching.without_marks(file.stem)} for file in files
+    }
+    masked = {name for names in images_of.values() for name in names}  # a for a_mask and gt_a beside it
+    for file, names in images_of.items():
+        meanings = [folder_meaning(name) for name in file.relative_to(root).parts[:-1]]
         is_image = not meanings or any(part for part, _ in meanings) or (file.parent, file.stem) in masked
-        by_kind[kind or ("image" if is_image else None)].append(file)
-    return by_kind["image"] if by_kind["image"] and by_kind["mask"] else [*files]
+        other: Kind | None = "mask" if names else "image" if is_image else None
+        kinds[file] = next((kind for _, kind in reversed(meanings) if kind), other)
+    images = [file for file, kind in kinds.items() if kind == "image"]
+    return images if images and "mask" in kinds.values() else [*files]
 
 
 class _Search:
@@ -171,17 +160,14 @@ class _Search:
             self.folders = [each for each in self.folders if not years.isdisjoint(each[0].parents)]
 
     def _follows(self, link: Path) -> bool:
-        """Links that are, or hold, folders of images, masks or parts, and the only one. Others may lead to a whole
-        disk. None that leads to a folder in which it lies, and below images or masks those of parts alone."""
+        """Links named as images, masks or parts, or in the config: others may lead to a whole disk. None that leads to
+        a folder in which it lies, and below images or masks those of parts alone."""
         *above, name = link.relative_to(self.data_dir).parts
-        if len(above) >= MAX_DEPTH or resolved(link.parent).is_relative_to(resolved(link)):
-            return False
+        part, kind = folder_meaning(name)
         if any(folder_meaning(each)[1] for each in above):
-            return folder_meaning(name)[0] is not None
-        is_explicit = any(name in Path(value).parts for value in self.explicit.values())
-        is_only = not above and len(self.listing.subfolders(self.data_dir)) == 1
-        names = [name, *(inner.name for inner in self.listing.subfolders(link))]
-        return is_explicit or is_only or any(any(folder_meaning(each)) for each in names)
+            kind = None
+        is_meant = bool(part or kind) or any(name in Path(value).parts for value in self.explicit.values())
+        return is_meant and len(above) < MAX_DEPTH and not resolved(link.parent).is_relative_to(resolved(link))
 
     def group_files(self, without: Set[Path]) -> Groups:
         groups: dict[tuple[Kind | None, Part | None, Path], Group] = {}
@@ -195,8 +181,9 @@ class _Search:
             new = Group(place, role.part, role.part_name, role.value)
             group = groups.setdefault((role.kind, role.part, place), new)
             group.folders[role.sequence] = base
-            files = name_files(folder, names, role.sequence + "".join(f"{name}/" for name in inner[role.depth :]))
-            group.files += [file for file in files if file.path not in without] if without else files
+            below = role.sequence + "".join(f"{name}/" for name in inner[role.depth :])
+            files = name_matching.name_files(folder, names, below)
+            group.files += [file for file in files if file.path not in without]
         found: Groups = {"image": [], "mask": [], None: []}
         for (kind, _, _), group in groups.items():
             found[kind] += [group] if group.files else []
@@ -236,14 +223,8 @@ class _Search:
         is_there = "no image file in" if place.is_dir() else "no folder"
         return Question(f"{KEYS[kind]}: {is_there} {place}; {self.contents(above)}", *choices[:MAX_PROPOSED])
 
-    def describe_missing(self, groups: Groups, image: Group | None, mask: Group | None) -> DataError:
-        """What was not found, with the keys to set; the folders of val or test, if there are such alone."""
-        for part in ("val", "test"):
-            found = [[group for group in groups[kind] if group.part == part] for kind in KEYS]
-            if all(found) and not found[0][0].is_in_sequences:
-                images, masks = (path_in(self.data_dir, its[0].place) for its in found)
-                text = f"data_dir: {self.data_dir} holds {images}/ but no train/"
-                return Question(text, {"image_dir": images, "mask_dir": masks})
+    def describe_missing(self, image: Group | None, mask: Group | None) -> DataError:
+        """What was not found, with the keys to set."""
         missing = {} if image else {"image_dir": "no folder of images (images, imgs, ...)"}
         missing |= {} if mask else {"mask_dir": "no folder of masks (masks, labels, ...)"}
         what, keys = " and ".join(missing.values()), " and ".join(missing)
@@ -268,20 +249,12 @@ def _role_below(kind: Kind, value: str, names: Sequence[str]) -> Role:
 
 
 def _without_stray_sequences(groups: Groups, root: Path) -> Groups:
-    """Sequences only where no other folder holds the data, and those with images and masks; one of test may lack
-    masks."""
-    kinds = [(kind, group) for kind in KEYS for group in groups[kind]]
-    has_others = any(group.part in (None, "train") and not group.is_in_sequences for _, group in kinds)
-    has_files = any(file.path.parent == root for group in groups[None] for file in group.files)
-    names = [(kind, group.part, name) for kind, group in kinds for name in group.folders]
-    for kind, group in kinds:
-        if group.is_in_sequences:
-            with_masks = {name for other, part, name in names if other != kind and part == group.part}
-            kept = group.folders.keys() & (group.folders if (kind, group.part) == ("image", "test") else with_masks)
-            kept = set() if has_others or (has_files and not group.part) else kept
-            group.folders = {name: folder for name, folder in group.folders.items() if name in kept}
-            group.files = [file for file in group.files if f"{file.folder.partition('/')[0]}/" in kept]
-    return {kind: [group for group in found if group.folders] for kind, found in groups.items()}
+    """Sequences only where no other folder holds the data."""
+    named = (group for kind in KEYS for group in groups[kind])
+    has_others = any(group.part in (None, "train") and not group.is_in_sequences for group in named)
+    if has_others or any(file.path.parent == root for group in groups[None] for file in group.files):
+        return {kind: [group for group in found if not group.is_in_sequences] for kind, found in groups.items()}
+    return groups
 
 
 def _add_bare_folders(groups: Groups, mask_suffix: str) -> None:

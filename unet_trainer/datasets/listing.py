@@ -37,7 +37,9 @@ class Listing:
             found: list[os.DirEntry[str]] = []
             with contextlib.suppress(OSError, ValueError), os.scandir(folder) as entries:
                 found = sorted(entries, key=lambda entry: entry.name)
-            folders = {entry.name: entry.is_symlink() for entry in found if _is_folder(entry)}
+            links = {entry.name for entry in found if entry.is_symlink()}  # as a Path: one may lead in a circle
+            inner = [entry.name for entry in found if (Path(entry) if entry.name in links else entry).is_dir()]
+            folders = {name: name in links for name in inner}
             files = [entry.name for entry in found if entry.name not in folders and not entry.name.startswith(".")]
             self._entries[folder] = Entries(folders, files)
         return self._entries[folder]
@@ -68,20 +70,12 @@ class Listing:
             waiting += reversed([each for each in inner if not are_links[each.name] or (follows and follows(each))])
 
     def images(self, folder: Path, follows: Follows | None = None) -> Iterator[tuple[Path, list[str]]]:
-        """Each folder with the names of its image files, or of its volumes if it has none. Broken links count as files,
-        so that they are reported as missing."""
+        """Each folder with the names of its image files, or of its volumes if it has none."""
         for place in self.walk_folders(folder, follows):
             names = self.entries(place).files
             images = [name for name in names if name.lower().endswith((*IMAGE_EXTENSIONS,))]
             if found := images or [name for name in names if name.lower().endswith(VOLUME_EXTENSIONS)]:
                 yield place, found
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads in a circle
-        return False
 
 
 def walk(
@@ -99,20 +93,15 @@ def list_files(folder: Path, follows: Follows | None = None, listing: Listing | 
 
 
 def refuse_unreadable(data_dir: Path, others: Sequence[str | None] = (), listing: Listing | None = None) -> None:
-    """Raises DataError for the first folder that this user may not list or search: it would look empty, and its images
-    be missed. That is data_dir, one above it, one below it, or one of `others`, relative to it."""
-    for folder in (data_dir, *(data_dir / other for other in others if other is not None)):
-        for place in (*reversed(folder.absolute().parents), folder):
-            _refuse_closed(place, os.R_OK | os.X_OK if place == folder else os.X_OK)
-    listing = listing or Listing()
-    for inner in (inner for folder in listing.walk_folders(data_dir) for inner in listing.subfolders(folder)):
-        _refuse_closed(inner, os.R_OK | os.X_OK)  # links too
-
-
-def _refuse_closed(folder: Path, mode: int) -> None:
-    if folder.is_dir() and not os.access(folder, mode):
-        fix = "need the permissions r and x on it (chmod u+rx), or another user"
-        raise DataError(f"data_dir: {folder} cannot be read (Permission denied); {fix}")
+    """Raises DataError for the first folder that this user may not list or search: it would look empty. That is
+    data_dir, one above it, one below it, or one of `others`, relative to it."""
+    listing, named = listing or Listing(), [data_dir, *(data_dir / other for other in others if other is not None)]
+    below = [inner for folder in listing.walk_folders(data_dir) for inner in listing.subfolders(folder)]  # links too
+    modes = {place: os.X_OK for folder in named for place in folder.absolute().parents}
+    for folder, mode in sorted((modes | dict.fromkeys([*named, *below], os.R_OK | os.X_OK)).items()):
+        if folder.is_dir() and not os.access(folder, mode):
+            fix = "need the permissions r and x on it (chmod u+rx), or another user"
+            raise DataError(f"data_dir: {folder} cannot be read (Permission denied); {fix}")
 
 
 def is_run_folder(folder: Path) -> bool:

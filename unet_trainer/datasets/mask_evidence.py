@@ -84,18 +84,14 @@ class MaskEvidence:
         """The most frequent values, each with the values close to it."""
         groups: dict[int, list[int]] = {}
         values = np.array([value for value, _ in self.counts.most_common()])
-        colours, width = (
-            np.array([channels_of(value) for value in values]),
-            EDGE_WIDTH if self.is_lossy else GROUP_WIDTH,
-        )
+        colours = np.array([channels_of(value) for value in values])
+        width = EDGE_WIDTH if self.is_lossy else GROUP_WIDTH
         while len(values) and len(groups) <= MAX_LISTED:
             near = width if colours[0].max() <= 255 else 0  # a grey of more than 8 bits has none that is close
             is_close = np.abs(colours - colours[0]).max(axis=1) <= near
             groups[int(values[0])] = values[is_close].tolist()
             values, colours = values[~is_close], colours[~is_close]
         return groups
-
-    # Objects, void, pictures
 
     @property
     def has_regions(self) -> bool:
@@ -110,8 +106,7 @@ class MaskEvidence:
 
     @cached_property
     def are_objects(self) -> bool:
-        """Whether the values but 0 number objects: each is one piece, and k occurs where 1 to k-1 do, or in few
-        masks."""
+        """Whether the values but 0 number objects: each one piece, and k occurs where 1 to k-1 do, or in few masks."""
         sets = [held for mask in self.masks if (held := set(mask.counts) - self.ignored - {0})]
         order = sorted(set().union(*sets), key=lambda value: (-self.holders[value], value))
         num_held, sizes = sum(map(len, sets)), {len(held) for held in sets}
@@ -162,9 +157,6 @@ class MaskEvidence:
         has_more = masks.num_covering >= max(MIN_PICTURE, MORE_VALUES * self.num_covering)
         is_picture = has_more and borders_of_masks >= MORE_BORDERS * borders
         return is_picture and not masks.are_objects and not masks.are_pieces
-
-
-# How often each class occurs
 
 
 def total_of(counts: Iterable[Mapping[int, int]]) -> Counter[int]:

@@ -1,32 +1,21 @@
 """The question about masks that no rule of mask_reading decides: a table of their values, and the lines of YAML for the
-two or three readings that are possible. Each was tried on the masks."""
+two or three readings that are possible."""
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.class_files import is_void
+from unet_trainer.datasets import mask_reading
 from unet_trainer.datasets.mask_evidence import MAX_LISTED, VOID, MaskEvidence
-from unet_trainer.datasets.mask_reading import (
-    MAX_BLURRED,
-    MAX_CLASSES,
-    MAX_NAMED_VOID,
-    MIN_TOLERANCE,
-    ChosenClasses,
-    choose_classes,
-    jpeg_tolerance,
-    names_by_value,
-    of_each,
-)
+from unet_trainer.datasets.mask_reading import ChosenClasses, of_each
 from unet_trainer.datasets.pairs import Choice, Question
-from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.mask_decoding import given_coding, show_value
+from unet_trainer.images.mask_decoding import show_value
 from unet_trainer.system.console import counted
 
 MAX_CHOICES, NUM_ROWS = 3, 12
+MAX_BLURRED = 0.05  # share of pixels between the colours of masks saved as JPEG
 MIN_MAIN = 0.5  # share of pixels of the values that are classes beside noise
 
 
@@ -36,14 +25,12 @@ def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]
     choices = list[Choice]()
     for reading in readings:
         settings = _settings(reading, evidence)
-        if all(settings != choice.settings for choice in choices) and _trains(config, evidence, settings):
+        is_new = all(settings != choice.settings for choice in choices)
+        if is_new and not any(class_contradictions(replace(config, **settings))):
             choices.append(Choice(reading.coding.reason, settings))
-    text = "mask_values: auto cannot tell what the values in the masks mean"
     if (number := config.num_classes) != "auto":
         choices.sort(key=lambda choice: choice.settings["num_classes"] != number and not evidence.are_objects)
-        two = "{0, 1}, {0, 255} or 0 and any other value"
-        text += f"; num_classes: {number} accepts "
-        text += two if number == 1 else f"the ids 0 to {number - 1} or {number} greys"
+    text = "mask_values: auto cannot tell what the values in the masks mean"
     hint = describe_misfit(evidence) or _describe_values(evidence)
     table = [] if evidence.look_like_photographs else _table(evidence, names)
     return Question(f"{text}\n  {hint}" if hint else text, *choices[:MAX_CHOICES], table=table)
@@ -53,18 +40,12 @@ def describe_misfit(evidence: MaskEvidence) -> str:
     """Why the classes of the class file are not used, and what to do; empty if there is none."""
     if (file := evidence.class_file) is None:
         return ""
-    void = {value: name for value, name in names_by_value(evidence).items() if is_void(name)}
     what = f"it names {len(file.names)} classes, and the masks hold {len(evidence.seen)} values that do not fit them"
-    what += "; correct it, or set class_names"
-    if (share := evidence.share(*void)) > MAX_NAMED_VOID:
-        what = f"{' and '.join(void.values())} would be ignored, which is {share:.0%} of the pixels"
-        what += "; if it is the background, name it background there"
-    return f"{file.path.name} is not used: {what}"
+    return f"{file.path.name} is not used: {what}, or its void is most of the pixels; correct it, or set class_names"
 
 
 def _describe_values(evidence: MaskEvidence) -> str:
     """What they look like, and what to ask then."""
-    last = evidence.seen[-1]
     if evidence.look_like_photographs:
         photo = "They look like those of photographs; is mask_dir the folder of the masks?"
         return f"{photo} Of cut-outs, save the alpha channel as the mask"
@@ -72,11 +53,9 @@ def _describe_values(evidence: MaskEvidence) -> str:
         return "They look like ids of objects: each is one piece, or masks with more of them hold those of the others"
     if evidence.is_lossy:
         return "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can"
-    if len(evidence.seen) == 2:
-        return "Which of the two is the background?"
-    if last == VOID or evidence.last_may_be_void:
-        return f"{show_value(last)} may be void (pixels to ignore), or a class: which is it?"
-    return ""
+    if evidence.last_may_be_void or evidence.seen[-1] == VOID:
+        return f"{show_value(evidence.seen[-1])} may be void (pixels to ignore), or a class: which is it?"
+    return "Which of the two is the background?" if len(evidence.seen) == 2 else ""
 
 
 def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
@@ -107,15 +86,6 @@ def _settings(reading: ChosenClasses, evidence: MaskEvidence) -> dict[str, Any]:
     return settings | ({"mask_tolerance": coding.tolerance} if coding.tolerance else {})
 
 
-def _trains(config: Config, evidence: MaskEvidence, settings: Mapping[str, Any]) -> bool:
-    """Whether the config with these settings decides what the masks mean."""
-    answered = replace(config, **settings)
-    remaining = MaskEvidence(evidence.masks, given_coding("nonzero", answered.ignore_value).ignored)
-    with contextlib.suppress(DataError):
-        return not any(class_contradictions(answered)) and choose_classes(answered, remaining) is not None
-    return False
-
-
 def _possible_readings(evidence: MaskEvidence) -> Iterator[ChosenClasses]:
     """Every reading that a person may mean, the most likely first."""
     seen, high = evidence.seen, evidence.seen[-1]
@@ -123,7 +93,7 @@ def _possible_readings(evidence: MaskEvidence) -> Iterator[ChosenClasses]:
     are_two_codings = len(seen) == 3 and high == VOID and not evidence.is_beside_classes(VOID)
     if seen[0] == 0 and (evidence.are_objects or are_two_codings):
         yield of_each(evidence, None, nonzero)
-    are_ids = len(seen) <= MAX_CLASSES and seen == list(range(len(seen)))
+    are_ids = len(seen) <= mask_reading.MAX_CLASSES and seen == list(range(len(seen)))
     yield from () if are_ids or evidence.are_objects else _of_main_values(evidence)
     if len(seen) == 2:
         yield from _either_order(evidence, *seen)
@@ -135,9 +105,6 @@ def _possible_readings(evidence: MaskEvidence) -> Iterator[ChosenClasses]:
         yield of_each(evidence, seen, f"ids of {len(seen)} classes")
     elif len(seen) <= MAX_LISTED:
         yield of_each(evidence, seen, "a class for each, in an order that you may change")
-    if len(seen) == 3 and seen[0] == 0:
-        meaning = f"{show_value(high)} is foreground, {show_value(seen[1])} is ignored"
-        yield of_each(evidence, [0, high], meaning, void=[seen[1]])
     if seen[0] == 0 and not evidence.is_lossy:  # JPEG makes values next to 0 of it
         yield of_each(evidence, None, nonzero)
 
@@ -157,10 +124,10 @@ def _of_main_values(evidence: MaskEvidence) -> Iterator[ChosenClasses]:
     groups = evidence.groups if are_mixed else {value: [value] for value in evidence.seen}
     doubtful = {*evidence.only_in_edges, *evidence.in_one_mask}
     main = [each for each, group in groups.items() if each not in doubtful or evidence.share(*group) > MAX_BLURRED]
-    others, tolerance = set(evidence.seen) - set(main), jpeg_tolerance(main)
+    others, tolerance = set(evidence.seen) - set(main), mask_reading.jpeg_tolerance(main)
     if not 2 <= len(main) <= MAX_LISTED or not others:
         return
-    if others > set(evidence.in_one_mask) and tolerance >= MIN_TOLERANCE:
+    if others > set(evidence.in_one_mask) and tolerance >= mask_reading.MIN_TOLERANCE:
         meaning = f"a class for each of {len(main)} values, in an order that you may change; others go to the nearest"
         yield of_each(evidence, sorted(main), meaning, tolerance=0 if evidence.is_lossy else tolerance)  # known of JPEG
     elif evidence.share(*main) >= MIN_MAIN:

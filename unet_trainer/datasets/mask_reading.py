@@ -1,27 +1,22 @@
-"""Decides what the values of the masks mean, and how many classes there are, where the config leaves it open.
-
-Five rules decide what is clear, in this order: a class file, ids from 0 to n, two values or two clusters of greys, a
-palette, few exact colours. Everything else is the question of mask_question.
-"""
+"""Decides what the values of the masks mean, and how many classes there are, where the config does not: by a class
+file, ids from 0 to n, two values or two clusters of greys, a palette, few exact colours, in this order. Everything else
+is the question of mask_question."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from unet_trainer.config.schema import Config, implied_num_classes
 from unet_trainer.datasets.class_files import is_background, is_void
 from unet_trainer.datasets.mask_evidence import MAX_LISTED, VOID, MaskEvidence
 from unet_trainer.images import mask_decoding as masks
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.mask_decoding import COLOUR, IGNORED, MaskCoding, given_coding, show_values
+from unet_trainer.images.mask_decoding import COLOUR, MaskCoding, given_coding
 from unet_trainer.images.mask_shapes import EDGE_WIDTH
 
 MAX_CLASSES = 254  # ids 254 and 255 have a meaning of their own
 MIN_TOLERANCE, MAX_TOLERANCE = 8, 127  # JPEG changes values by more than the first
 MAX_NAMED_VOID = 0.5  # share of pixels of a class named void; with more it may be the background
-MAX_BLURRED = 0.05  # share of pixels between the colours of masks saved as JPEG
 BLACK, WHITE = 0x000000, 0xFFFFFF  # in a palette
 AND_VOID = "; 255 beside them is taken as void"
 
@@ -37,8 +32,7 @@ class ChosenClasses:
 
 
 def choose_classes(config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
-    """The classes, if there is only one way to read the masks; None where the user must be asked. Raises DataError for
-    settings that the masks contradict."""
+    """The classes, if there is only one way to read the masks, else None. Raises DataError for wrong settings."""
     number = implied_num_classes(config) if config.num_classes == "auto" else config.num_classes
     keys = [key for key in ("class_names", "class_weights") if isinstance(getattr(config, key), tuple)]
     reason = f"by {[*keys, 'mask_values'][0]}" if number is not None else ""
@@ -57,7 +51,9 @@ def choose_classes(config: Config, evidence: MaskEvidence) -> ChosenClasses | No
     coding = replace(chosen.coding, ignores_unknown=config.unknown_values == "ignore")
     if config.mask_tolerance != "auto":
         coding = replace(coding, tolerance=config.mask_tolerance)
-    _check_tolerance(coding, evidence)
+    if coding.values is not None and coding.tolerance > (most := masks.largest_tolerance(coding.known_values)):
+        need = f"need at most {most}: with more, a value is close to two classes"
+        raise DataError(f"mask_tolerance: got {coding.tolerance}; {need}")
     return replace(chosen, coding=coding)
 
 
@@ -77,9 +73,6 @@ def of_each(
     return ChosenClasses(coding, number, f"the masks hold {reason}")
 
 
-# Masks saved as JPEG: each pixel goes to the nearest value
-
-
 def jpeg_tolerance(values: Sequence[int]) -> int:
     """Pixels between two classes may look like a third one; where there is none, each goes to the nearest."""
     return min(MAX_TOLERANCE if len(values) == 2 else EDGE_WIDTH, masks.largest_tolerance(values))
@@ -93,23 +86,6 @@ def _with_jpeg_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> MaskCodi
     how = f"masks saved as JPEG: the nearest value, if it is within {tolerance}; pixels between two are ignored"
     reason = how if coding.reason == "mask_values" else f"{coding.reason}; {how}"
     return replace(coding, tolerance=tolerance, reason=reason) if tolerance >= MIN_TOLERANCE else coding
-
-
-def _check_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> None:
-    """Refuses a tolerance with which a value would belong to two classes, or many pixels to none."""
-    if not coding.tolerance or coding.values is None:
-        return
-    if coding.tolerance > (most := masks.largest_tolerance(coding.known_values)):
-        need = f"need at most {most}: with more, a value is close to two classes"
-        raise DataError(f"mask_tolerance: got {coding.tolerance}; {need}")
-    ids = coding.encode(np.array(evidence.seen, np.int64)).tolist()
-    far = {value for value, class_id in zip(evidence.seen, ids, strict=True) if class_id == IGNORED}
-    far -= set(coding.ignored)
-    if (share := evidence.share(*far)) > MAX_BLURRED:
-        named = show_values([value for value in evidence.groups if value in far][:4])
-        fix = f"{named}; add these to mask_values or ignore_value, or save the masks as PNG"
-        near = f"within {coding.tolerance} (mask_tolerance) of no class"
-        raise DataError(f"mask_values: {share:.1%} of the pixels are {near}, most of them near {fix}")
 
 
 # The rules. `asked`: num_classes, None if it is open

@@ -167,12 +167,10 @@ def _compare_transforms(
 
 def distinguishable_share(maps: Sequence[Floats], transform: Callable[[Floats], Floats]) -> tuple[float, float]:
     """Share of the images that can be distinguished from their transform by what the other images look like; and the
-    chance of that.
+    chance of a share at least as large when each image is transformed at random, which then changes nothing.
 
     Each map minus its transform is compared with the sum of that difference over all other maps: where the transform
-    leaves the distribution as it is, half of the images agree with it. The chance is that of a share at least as large
-    when each image is transformed at random, which then changes nothing.
-    """
+    leaves the distribution as it is, half of the images agree with it."""
     if len(maps) < 2:
         return 0.5, 1.0
     scale = np.std(maps, axis=0) + 1e-3

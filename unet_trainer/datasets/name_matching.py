@@ -133,9 +133,6 @@ def without_marks(stem: str) -> list[str]:
     return [rest for mark in mask_marks(stem) for rest in (stem[: -len(mark)], stem[len(mark) :])]
 
 
-# One rule for all pairs
-
-
 def best_match(images: Sequence[File], masks: Sequence[File], known: Rule | None = None) -> Match:
     """The match of the first rule that leaves nothing unpaired: `known` (of the training pairs), the same names, what
     the images and what the masks have in common. Else that which pairs most."""
@@ -213,9 +210,6 @@ def _differ_in_numbers(image: Affixes, mask: Affixes) -> bool:
     return bool(only_image and only_mask) or any(map(str.isdigit, only_image | only_mask))
 
 
-# Several masks of an image, which differ by the endings of their names
-
-
 def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, dict[File, File]]:
     """Ending → image → mask, where the names of masks are those of images and an ending ("" too). The last words may
     be missing in them, if all images have them: a_labelIds belongs to a_leftImg8bit."""
@@ -242,8 +236,7 @@ def common_endings(by_ending: dict[str, dict[File, File]]) -> list[str]:
 
 
 def split_by_endings(files: Sequence[File]) -> tuple[list[File], list[File]]:
-    """Files of one folder as images and masks: a mask has the name of another file and more behind it, s0 and
-    s0_head."""
+    """Images and masks of one folder: a mask has the name of another file and more behind it, s0 and s0_head."""
     stems = {(file.folder, file.stem) for file in files}
     images, masks = list[File](), list[File]()
     for file in files:

@@ -2,7 +2,7 @@
 fixes, and questions with the settings that answer them, as lines for a config. Opens no file."""
 
 import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,21 +65,11 @@ def setting_lines(settings: Mapping[str, Any]) -> list[str]:
 
 
 def describe_problems(problems: Sequence[Problem], most: int = NUM_NAMED, where: str = "") -> str:
-    """Every problem with its fix and its first `most` lines; `where` says where the others are. A reason that several
-    files have stands once, with their number, above their names."""
+    """Every problem with its fix and its first `most` lines; `where` says where the others are."""
     lines: list[str] = []
     for problem in problems:
-        by_reason: dict[str, list[str]] = defaultdict(list)
-        for name, _, reason in (line.partition(": ") for line in problem.lines[:most]):
-            by_reason[reason].append(name)
-        counts = Counter(line.partition(": ")[2] for line in problem.lines)
         lines += [f"{problem.title}:", *([f"  Fix: {problem.fix}"] if problem.fix else [])]
-        for reason, names in by_reason.items():
-            if reason and len(names) > 1:
-                lines.append(f"  {one_line(reason)} ({counted(counts[reason], 'file')}):")
-                lines += [f"    {one_line(name)}" for name in names]
-            else:
-                lines += [f"  {one_line(f'{name}: {reason}' if reason else name)}" for name in names]
+        lines += [f"  {one_line(line)}" for line in problem.lines[:most]]
         lines += [f"  … and {len(problem.lines) - most} more{where}"] if len(problem.lines) > most else []
     return "\n".join(lines)
 
@@ -221,6 +211,5 @@ def path_in(data_dir: Path, path: Path) -> str:
 
 
 def composed(text: str) -> str:
-    """The form in which names are compared (NFC): ä is one letter, not an a and its dots, as archives made on macOS
-    hold it."""
+    """The form in which names are compared (NFC): ä is one letter, not an a and its dots, as in archives of macOS."""
     return unicodedata.normalize("NFC", text)

@@ -46,8 +46,6 @@ ERROR_COLOURS: dict[ErrorKind, Colour] = {  # distinct with common colour blindn
     ErrorKind.FALSE: (255, 120, 0),
     ErrorKind.WRONG: (255, 60, 90),
 }
-# Floats that mark missing data in most files that hold them: a picture of the other values is scaled by those.
-COMMON_MARKS = (-999.0, -9999.0, -99999.0, -999999.0, -32767.0, -32768.0)
 
 
 def class_colours(num_ids: int, has_background: bool = True) -> tuple[Colour, ...]:
@@ -63,7 +61,7 @@ def _colour_of(class_id: int) -> Colour:
 def display_range(image: Pixels) -> tuple[float, float]:
     """The values of an image of any depth that are shown as black and white."""
     if image.dtype.kind == "f":
-        is_missing = find_missing(image, COMMON_MARKS)
+        is_missing = find_missing(image)
         image = image if is_missing is None else image[~is_missing]
     low, high = np.percentile(image, (1, 99)) if image.size else (np.float64(0), np.float64(1))
     return low, high  # float64 of numpy, so that what is computed with them is too
@@ -104,8 +102,7 @@ def contact_sheet(
     names: Sequence[str] = (),
     has_background: bool = True,
 ) -> Pixels:
-    """Each image with its overlay beside it and its label above; a row is as high as its highest image. `names`: of the
-    classes, for a legend below."""
+    """Each image with its overlay beside it and its label above. `names`: of the classes, for a legend below."""
     cells = []
     for (image, ids), label in zip(pictures, labels, strict=True):
         drawn = (image, overlay(image, ids, has_background))

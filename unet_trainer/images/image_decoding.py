@@ -1,9 +1,7 @@
-"""Reads and writes image files, and tells what their bytes say before they are decoded: size, depth, palette, alpha,
-orientation, whether they are complete, and what a file is that is no image. Masks: see mask_decoding.
+"""Reads and writes image files, and tells what their bytes say before they are decoded. Masks: see mask_decoding.
 
-Values keep their depth, and nothing is converted silently. OpenCV decodes PNG, JPEG, WebP and BMP, tifffile TIFF. Where
-OpenCV would damage data (palettes turned into colours, cut-off files accepted), PIL decodes instead, or the file is
-refused."""
+Values keep their depth. OpenCV decodes PNG, JPEG, WebP and BMP, tifffile TIFF. Where OpenCV would damage data (palettes
+turned into colours, cut-off files accepted), PIL decodes instead, or the file is refused."""
 
 import io
 import logging
@@ -39,8 +37,6 @@ GIF_START, NPY_START, BMP_START, WEBP_START = b"GIF8", b"\x93NUMPY", b"BM", b"RI
 PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
 JPEG_SCAN, JPEG_FILL = 0xDA, 0xFF  # the marker before the pixel data; a byte that may precede a marker
-# So many greys in a palette, not in the order of their brightness, are of a program that reduced colours.
-MANY_GREYS = 8
 
 Image.MAX_IMAGE_PIXELS = None  # PIL would warn about any large image; refuse_bomb replaces that check
 # What PIL raises for a broken header.
@@ -59,10 +55,8 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
 
 
 class EncodedImage:
-    """The bytes of an image file: what they say before they are decoded, and their pixels.
-
-    A header is parsed once, when it is first asked for. Of a broken one, the answers are those of a file without the
-    property: decoding tells what is wrong."""
+    """The bytes of an image file: what they say before they are decoded, and their pixels. Of a broken header, the
+    answers are those of a file without the property: decoding tells what is wrong."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -173,14 +167,10 @@ class EncodedImage:
 
     @cached_property
     def palette(self) -> list[tuple[int, int, int]]:
-        """Red, green and blue of each index where the pixels are indices into a table of colours; empty for other
-        files. Greys in order are no palette: PIL gives a BMP of them mode L, without one."""
+        """Red, green and blue of each index where the pixels are indices into a table of colours; else empty."""
         if self.tiff is not None:
-            return (
-                []
-                if self.tiff.palette is None
-                else [(red, green, blue) for red, green, blue in self.tiff.palette.tolist()]
-            )
+            colours = [] if self.tiff.palette is None else self.tiff.palette.tolist()
+            return [(red, green, blue) for red, green, blue in colours]
         is_bmp = self.data.startswith(BMP_START) and len(self.data) > 30 and self.data[28] <= 8
         if self.png_kind[1] != PNG_PALETTE and not is_bmp:
             return []
@@ -216,8 +206,7 @@ class EncodedImage:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey and reports
-        nothing."""
+        """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey."""
         if self.data.startswith(PNG_START):
             return PNG_END not in self.data[-4096:]
         if not self.data.startswith(JPEG_START):
@@ -264,16 +253,10 @@ def picture_size(file: bytes | BinaryIO) -> tuple[int, int] | None:
 
 
 def mask_values_of(colours: Sequence[Sequence[int]]) -> list[int]:
-    """The value of each index in a mask with this palette: the index, unless its place means nothing. In a palette of
-    black and white, black is 0 and white is 1; many greys that are in no order are their brightness."""
-    greys = [red for red, green, blue in colours if red == green == blue]
-    # TIFF fills its table with black
-    num_used = max((index + 1 for index, grey in enumerate(greys) if grey), default=0)
-    if num_used and len(greys) == len(colours):
-        if {*greys} <= {0, 255}:
-            return [grey // 255 for grey in greys]
-        if greys[:num_used] != sorted(greys[:num_used]) and num_used >= MANY_GREYS:
-            return greys
+    """The value of each index in a mask with this palette: the index, but in one of black and white, black is 0 and
+    white is 1, whatever their order."""
+    if {tuple(colour) for colour in colours} == {(0, 0, 0), (255, 255, 255)}:
+        return [red // 255 for red, _, _ in colours]
     return list(range(len(colours)))
 
 
@@ -313,51 +296,27 @@ def encode_image(pixels: Pixels, extension: str) -> bytes:
     return buffer.tobytes()
 
 
-# Files that are no images
-
 HEAD_BYTES = 512
-FORMATS = """
-.heic .heif: a photo in Apple's HEIC format; convert it to JPEG or PNG (on a Mac: sips -s format png FILE --out FOLDER)
-.avif: an AVIF picture; convert it to PNG or JPEG
-.jfif .jpe: a JPEG under another name; rename it to .jpg
-.ppm .pgm .pnm .jp2 .j2k .jxl .tga: a picture of a form that is not read; convert it to PNG or TIFF \
-(magick FILE out.png)
-.npz: arrays in one file; save each image and each mask in it as .npy (numpy.load reads them)
-.dcm .dicom .ima: a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them, dcm2niix makes volumes)
-.nii .nii.gz: a NIfTI volume; save its slices as TIFF or .npy, a file each (nibabel reads them; training takes volumes)
-.czi .nd2 .lif .oib .oif .lsm .vsi .ims: a file of a microscope; save it as TIFF, a page a slice \
-(bfconvert FILE out.tif)
-.mha .mhd .nrrd: a volume of medical images; save its slices as TIFF or .npy, one file a slice (SimpleITK reads them)
-.zip .tar .7z .rar .gz: an archive; unpack it, and give the folder in its place
-.tgz .tar.gz .tar.bz2 .tar.xz .tar.zst: an archive; unpack it, and give the folder in its place (or, if it is a shard, \
-decompress it: shards are plain .tar)
-.mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv: a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)
-.h5 .hdf5 .mat: an HDF5 or MATLAB file; save each image in it as .npy or TIFF (h5py and scipy.io read them)
-.parquet .arrow: a table of Hugging Face, which is not read; save its images and masks as files, or give the pairs \
-from Python (train_data=)
-.pdf: a PDF; save its pages as images
-.svg: a vector drawing; save it as PNG
-.psd: a Photoshop file; save it as PNG or TIFF
-git-lfs: a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned
-"""  # by their extensions: what a file is, with what to do about it
-FOREIGN_FORMATS = {
-    extension: text
-    for extensions, _, text in (line.partition(": ") for line in FORMATS.splitlines())
-    for extension in extensions.split()
+FORMATS = {  # by their extensions: what a file is, with what to do about it
+    ".heic .heif": "a photo in Apple's HEIC format; convert it to JPEG or PNG",
+    ".avif .jfif .jpe .ppm .pgm .pnm .jp2 .jxl .tga .psd .svg .pdf": "a picture of a form that is not read; convert it "
+    "to PNG or TIFF (magick FILE out.png)",
+    ".dcm .dicom .ima": "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them)",
+    ".nii .nii.gz": "a NIfTI volume; save its slices as TIFF or .npy (nibabel reads them; training takes volumes)",
+    ".czi .nd2 .lif .oib .lsm .vsi .ims": "a file of a microscope; save it as TIFF (bfconvert FILE out.tif)",
+    ".npz .h5 .hdf5 .mat .mha .mhd .nrrd": "a file of arrays; save each image in it as TIFF or .npy",
+    ".zip .tar .7z .rar .gz .tgz": "an archive; unpack it, and give the folder in its place (shards are plain .tar)",
+    ".mp4 .mov .avi .mkv .webm .mpg .wmv": "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)",
+    ".parquet .arrow": "a table of Hugging Face, which is not read; save its images and masks as files, or give the "
+    "pairs from Python (train_data=)",
+    "git-lfs": "a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned",
 }
-SIGNATURES = {  # how files of a format begin; the first that fits counts
+FOREIGN_FORMATS = {extension: text for extensions, text in FORMATS.items() for extension in extensions.split()}
+SIGNATURES = {  # how files of a format begin
     ".heic": rb".{4}ftyp(hei[cxms]|hevc|mif1|msf1)",
-    ".avif": rb".{4}ftypavi[fs]",
     ".dcm": rb".{128}DICM",
-    ".nii": rb".{344}n[+i]1\0|.{4}n[+i]2\0",
-    ".czi": rb"ZISRAWFILE|\xda\xce\xbe\n",
-    ".nrrd": rb"NRRD0",
-    ".zip": rb"PK(\x03\x04|\x05\x06)|\x1f\x8b|BZh|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|\xfd7zXZ\0",
-    ".tar": rb".{257}ustar",
-    ".mp4": rb"\x1aE\xdf\xa3|\0\0\x01[\xba\xb3]|.{8}AVI |.{4}ftyp",  # ftyp of any other brand
-    ".h5": rb"\x89HDF\r\n\x1a\n|MATLAB 5\.0",
-    ".pdf": rb"%PDF-",
-    ".psd": rb"8BPS",
+    ".zip": rb"PK(\x03\x04|\x05\x06)|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07",
+    ".pdf": rb"%PDF-|8BPS|.{4}ftypavi[fs]",
     "git-lfs": rb"version https://git-lfs\.github\.com/spec/",
 }
 
@@ -370,8 +329,6 @@ def describe_content(data: bytes) -> str | None:
     text = data[:HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith((b"<!doctype html", b"<html")):
         return "a web page; the download failed and saved the site's answer: download it again"
-    if text.startswith(b"<svg") or (text.startswith(b"<?xml") and b"<svg" in text):
-        return FOREIGN_FORMATS[".svg"]
     return "a text, not an image" if text.startswith((b"{", b"[", b"<?xml")) else None
 
 

@@ -92,10 +92,8 @@ RGB_8BIT = ImageSpec(3, "uint8", IMAGENET_MEAN, IMAGENET_STD, 0.0, 255.0)
 
 
 def find_missing(image: Pixels, marks: Iterable[float] = ()) -> Pixels | None:
-    """H,W,C of bool: where an image has no data; None: it has data everywhere.
-
-    Of floats NaN, what is beyond MISSING and the marks. Of whole numbers, pixels of which all channels hold a mark.
-    """
+    """H,W,C of bool: where an image has no data; None: it has data everywhere. Of floats NaN, what is beyond MISSING
+    and the marks. Of whole numbers, pixels of which all channels hold a mark."""
     dtype, given = image.dtype, np.array([*marks], np.float64)
     if dtype.kind != "f" and not given.size:
         return None
@@ -127,7 +125,7 @@ class ImageReader:
     def __init__(self, source: Pixels | TiffImage, spec: ImageSpec | None = None) -> None:
         """`spec` by which missing data is filled; None: it is filled already."""
         self.source, self.spec = source, spec
-        self.size: Size = source.shape[0], source.shape[1]
+        self.size: Size = source.stored_size if isinstance(source, TiffImage) else source.shape[:2]
         self.has_missing = False  # some of what was read was missing, and was filled
 
     @property
@@ -152,14 +150,15 @@ class ImageReader:
 
 @contextlib.contextmanager
 def open_reader(path: Path, spec: ImageSpec) -> Iterator[ImageReader]:
-    """TIFF files by blocks, arrays mapped into memory, all others decoded whole. `spec` of the model: an alpha channel
-    beyond its channels is dropped, missing data filled. Raises ReadError."""
+    """Upright TIFF files by blocks, arrays mapped into memory, all others decoded whole. `spec` of the model: an alpha
+    channel beyond its channels is dropped, missing data filled. Raises ReadError."""
     with open_file(path) as file:
         start = file.read(8)
         if start.startswith(TIFF_STARTS):
             with contextlib.closing(TiffImage(file, spec.channels)) as tiff:
-                yield ImageReader(tiff, spec)
-            return
+                if tiff.orientation == 1:
+                    yield ImageReader(tiff, spec)
+                    return
     if start.startswith(NPY_START):
         yield ImageReader(map_npy(path), spec)
     else:
@@ -167,10 +166,8 @@ def open_reader(path: Path, spec: ImageSpec) -> Iterator[ImageReader]:
 
 
 def read_small(path: Path, spec: ImageSpec, min_side: int | None = None) -> Decoded | None:
-    """An image, or None, with nothing decoded, if it is large. `spec` as in open_reader.
-
-    A JPEG may be decoded at 1/2 to 1/8 while both sides stay at least `min_side`; the size is that of the whole. Raises
-    ReadError."""
+    """An image, or None, with nothing decoded, if it is large. A JPEG may be decoded at 1/2 to 1/8 while both sides
+    stay at least `min_side`; the size is that of the whole. Raises ReadError."""
     with open_file(path) as file:
         # Most files whole: each call to the system lets other threads take the GIL.
         image = EncodedImage(file.read(SMALL_BYTES))

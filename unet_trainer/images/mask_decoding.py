@@ -1,8 +1,5 @@
-"""Masks: the file of a mask → its values → class ids.
-
-A value is a whole number as it is in the file. A colour is one number too: a grey one is its brightness, any other is
-COLOUR + 0xRRGGBB. What the values mean is decided by datasets.mask_reading, not here.
-"""
+"""Masks: the file of a mask → its values → class ids. A value is a whole number as it is in the file. A colour is one
+number too: a grey one is its brightness, any other is COLOUR + 0xRRGGBB."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +13,8 @@ import numpy as np
 from unet_trainer.config.parsers import MaskClass, MaskValue, MaskValues, join_values, split_values
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import ReadError, read_bytes
-from unet_trainer.images.image_decoding import AS_STORED, GIF_START, NPY_START, EncodedImage, Pixels, look_with_pil
-from unet_trainer.images.tiff_files import read_errors, upright
+from unet_trainer.images.image_decoding import AS_STORED, GIF_START, NPY_START, EncodedImage, Pixels
+from unet_trainer.images.tiff_files import read_errors
 
 COLOUR = 1 << 24  # a colour that is not grey is the number COLOUR + 0xRRGGBB
 IGNORED = 255  # id of pixels that count in no loss and no metric: void, padding
@@ -29,11 +26,8 @@ Channels = tuple[int, int, int]
 
 
 def read_mask(path: Path) -> Pixels:
-    """H,W whole numbers as they are in the file: uint8 or uint16, of a palette the index and not the colour (but see
-    image_decoding.mask_values_of); int32 for colours.
-
-    A picture in one colour with a varying alpha channel is a mask in its alpha channel.
-    """
+    """H,W whole numbers as they are in the file: uint8 or uint16, of a palette the index; int32 for colours. A picture
+    in one colour with a varying alpha channel is a mask in its alpha channel."""
     return decode_mask(read_bytes(path))
 
 
@@ -47,11 +41,10 @@ def decode_mask_or_alpha(file: EncodedImage) -> tuple[Pixels, bool]:
     with read_errors():
         mask = _decode_mask_values(file)
         if file.channels_with_alpha and (mask == mask.flat[0]).all():
-            alpha = _decode_alpha(file)
-            if alpha is not None and alpha.shape == mask.shape:
-                varies, is_invisible = alpha.min() < alpha.max(), alpha.max() == 0
-                if varies or (is_invisible and mask.flat[0] != 0):  # the mask of an image without objects
-                    return alpha, True
+            alpha = np.ascontiguousarray(file.decode(channels=file.channels_with_alpha)[:, :, -1])
+            varies, is_invisible = alpha.min() < alpha.max(), alpha.max() == 0
+            if varies or (is_invisible and mask.flat[0] != 0):  # the mask of an image without objects
+                return alpha, True
         return mask, False
 
 
@@ -112,12 +105,6 @@ def _join_colours(channels: Pixels) -> Pixels:
         raise ReadError(f"a colour mask of {channels.dtype}; need 8 bit")
     joined = COLOUR + (red.astype(np.int32) << 16) + (green.astype(np.int32) << 8) + blue
     return np.where(is_grey, blue, joined).astype(np.int32)
-
-
-def _decode_alpha(file: EncodedImage) -> Pixels | None:
-    """H,W uint8, rotated as the picture is; None where PIL cannot read it."""
-    alpha = look_with_pil(file.data, lambda picture: np.array(picture.convert("RGBA").getchannel("A")), None)
-    return None if alpha is None else np.ascontiguousarray(upright(alpha, file.orientation))
 
 
 @dataclass(frozen=True)

@@ -98,9 +98,6 @@ def _removable_pixels() -> tuple[Pixels, Pixels]:
 REMOVABLE = _removable_pixels()
 
 
-# How the values lie: what tells soft edges, ids of objects, void and photographs from classes.
-
-
 @dataclass(frozen=True)
 class MaskStructure:
     """Of a mask of three values or more."""

@@ -1,5 +1,5 @@
 """Image files that are written some rows at a time, from top to bottom, so that a result of any size never lies in
-memory. Each writer has an open file and leaves it open. PIL would take the whole picture, of RGB 4 bytes a pixel."""
+memory: PIL would take the whole picture. Each writer leaves its file open."""
 
 import math
 import struct

@@ -24,7 +24,6 @@ Pixels = NDArray[Any]  # OpenCV's type stubs know no dtype
 Part = tuple[slice, slice]  # rows and columns, with a start and a stop
 
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-MAX_PAGES = 100_000
 MAX_CHANNELS = 64  # an axis of an array that is longer holds rows or columns
 BOMB_PIXELS = 100_000_000  # smaller images are decoded whatever their file size
 BOMB_RATIO = 200  # pixels per byte of file; more is a decompression bomb
@@ -46,11 +45,10 @@ Affine = tuple[float, float, float, float, float, float]
 
 
 class TiffImage:
-    """The first series of a TIFF file: the whole image at full size, of a pyramid too. Channels are samples, planes or
-    pages.
+    """The first series of a TIFF file, at full size. Channels are samples, planes or pages.
 
-    `image[rows, columns]` decodes the blocks of that part and no others; several threads may read. To be closed, with
-    its file. `channels` of the model: alpha is dropped unless it is one of them. Raises ReadError.
+    `image[rows, columns]` decodes the blocks of that part; several threads may read. To be closed, with its file.
+    `channels` of the model: alpha is dropped unless it is one of them. Raises ReadError.
     """
 
     def __init__(self, file: BinaryIO, channels: int | None = None) -> None:
@@ -86,20 +84,13 @@ class TiffImage:
             value = float(first.tags[NODATA].value)
             self.nodata = value if math.isfinite(value) else None
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Height and width as displayed."""
-        height, width = self.stored_size
-        return (width, height) if self.orientation in SIDEWAYS else (height, width)
-
     def close(self) -> None:
         if self.threads is not None:
             self.threads.shutdown(cancel_futures=True)
         self.file.close()
 
     def read_all(self, channels: int | None = None, as_ids: bool = False) -> Pixels:
-        """H,W,C of the whole image. `as_ids`: the values as stored, instead of the colours of a palette and the
-        brightness where white is 0."""
+        """H,W,C of the whole image. `as_ids`: as stored, without the colours of a palette, and where white is 0."""
         with read_errors():
             for page in filter(None, self.pages):
                 for offset, num_bytes in zip(page.dataoffsets, page.databytecounts, strict=True):
@@ -116,18 +107,12 @@ class TiffImage:
             return np.ascontiguousarray(upright(self._as_shown(array, channels, as_ids), self.orientation))
 
     def __getitem__(self, part: Part) -> Pixels:
-        """H,W,C of a part of the image as displayed."""
-        (rows, columns), (height, width) = part, self.shape
-        if self.orientation in ROWS_FLIPPED:
-            rows = slice(height - rows.stop, height - rows.start)
-        if self.orientation in COLUMNS_FLIPPED:
-            columns = slice(width - columns.stop, width - columns.start)
-        if self.orientation in SIDEWAYS:
-            rows, columns = columns, rows
+        """H,W,C of a part of the image as stored."""
+        rows, columns = part
         with read_errors():
             self._refuse_other_layouts()
             stored = self._read_run(rows) if self.first.is_final else self._read_blocks(rows)
-            return np.ascontiguousarray(upright(self._as_shown(stored[:, columns], self.channels), self.orientation))
+            return np.ascontiguousarray(self._as_shown(stored[:, columns], self.channels))
 
     def _as_shown(self, stored: Pixels, channels: int | None, as_ids: bool = False) -> Pixels:
         if self.has_alpha and channels != self.num_channels:
@@ -145,11 +130,10 @@ class TiffImage:
     def _refuse_other_layouts(self) -> None:
         """Raises ReadError unless the image is made of the blocks of its pages."""
         first, shape = self.first, tuple(self.series.shape)
-        is_whole = self.num_values == math.prod(self.stored_size) * self.num_channels
-        if None in self.pages or first.imagedepth != 1 or not is_whole:
+        is_whole = self.num_values == math.prod(self.stored_size) * self.num_channels and first.imagedepth == 1
+        has_planes = len(self.pages) > 1 and first.samplesperpixel > 1
+        if not is_whole or None in self.pages or has_planes or self.num_channels > MAX_CHANNELS:
             raise ReadError(f"a TIFF of shape {shape}, which is not read by blocks")
-        if self.num_channels > MAX_CHANNELS or (len(self.pages) > 1 and first.samplesperpixel > 1):
-            raise ReadError(f"a TIFF of shape {shape}; need height, width and up to {MAX_CHANNELS} channels")
         if min(*self.stored_size, *self._block_size) < 1:
             raise ReadError(f"{self.stored_size[1]}×{self.stored_size[0]} pixels in blocks of no size")
 
@@ -247,7 +231,7 @@ def open_pages(path: Path) -> Iterator[Any]:
 
 
 def _open(file: BinaryIO) -> Any:
-    """A TiffFile whose directories come to an end: tifffile would follow a loop of them for ever. Raises ReadError."""
+    """A TiffFile whose directories come to an end: tifffile follows a long loop of them for ever. Raises ReadError."""
     import tifffile  # takes a tenth of a second, and most datasets have no TIFF
 
     file.seek(0)
@@ -257,12 +241,10 @@ def _open(file: BinaryIO) -> Any:
         while offset:
             if offset in seen:
                 raise ReadError("cannot be decoded (its directories point back at each other)")
-            if len(seen) == MAX_PAGES:
-                raise ReadError(f"cannot be decoded (it has more than {MAX_PAGES} directories)")
             seen.add(offset)
             file.seek(offset)
-            count = file.read(layout.tagnosize).ljust(layout.tagnosize, b"\0")
-            file.seek(struct.unpack(layout.tagnoformat, count)[0] * layout.tagsize, io.SEEK_CUR)
+            (count,) = struct.unpack(layout.tagnoformat, file.read(layout.tagnosize))
+            file.seek(count * layout.tagsize, io.SEEK_CUR)
             (offset,) = struct.unpack(layout.offsetformat, file.read(layout.offsetsize))
     except (LookupError, struct.error):  # a directory, the first one or a later one, lies beyond the end
         raise ReadError("the file is cut off") from None

@@ -23,9 +23,8 @@ OVERLAP = 0.25  # least share of a tile that its neighbour covers too
 
 @dataclass(frozen=True)
 class WholeImages:
-    """Every pair is one sample, resized, or `repeats` of them, which augmentation makes different. With `native_masks`
-    the mask keeps its own size. `extract` takes the image (H,W,C) and class ids (H,W) of the sample's pair, or those
-    from which a part is wanted."""
+    """Every pair is one sample, resized, or `repeats` of them. With `native_masks` the mask keeps its own size.
+    `extract` takes the image (H,W,C) and class ids (H,W) of the pair, or those from which a part is wanted."""
 
     size: Size
     num_pairs: int

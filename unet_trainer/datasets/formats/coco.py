@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.datasets.formats.objects import CROWD, AnnotatedImage, Annotations, Entry, Place, Shape
-from unet_trainer.datasets.formats.shapes import decompress_counts, fill_counts, fill_polygon, join
+from unet_trainer.datasets.formats.objects import AnnotatedImage, Annotations, Entry, Place
+from unet_trainer.datasets.formats.shapes import Patch, decompress_counts, fill_counts, fill_polygon, join
 from unet_trainer.datasets.formats.values import NO_MASK, as_name, as_points, as_size, has_keys, inside, note
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.images.file_bytes import ReadError
@@ -31,8 +31,9 @@ def _parse(annotations: Annotations, path: Path, content: Mapping[str, Any]) -> 
         with inside(f"annotation {number}"):
             if (category_id := annotation["category_id"]) not in names:
                 raise ReadError(f"category_id is {category_id!r:.60}; need one of {first_few(names)}")
-            name = f"annotation {annotation.get('id', number)!r:.60}"
-            by_image[annotation["image_id"]].append(Entry(names[category_id], name, partial(_draw, annotation)))
+            name, is_crowd = f"annotation {annotation.get('id', number)!r:.60}", annotation.get("iscrowd") in (1, True)
+            entry = Entry(names[category_id], name, partial(_draw, annotation), is_crowd=is_crowd)
+            by_image[annotation["image_id"]].append(entry)
     used = {entry.label for entries in by_image.values() for entry in entries}
     images: dict[Any, AnnotatedImage] = {}  # by id
     for number, image in enumerate(content["images"], start=1):
@@ -53,17 +54,14 @@ def _new(key: Any, by_id: Mapping[Any, Any]) -> Any:
     return key
 
 
-def _draw(annotation: Mapping[str, Any], height: int, width: int) -> Shape:
-    segmentation, is_crowd = annotation.get("segmentation"), annotation.get("iscrowd") in (1, True)
-    if not segmentation:
+def _draw(annotation: Mapping[str, Any], height: int, width: int) -> Patch:
+    if not (segmentation := annotation.get("segmentation")):
         raise ReadError(NO_MASK)
     if isinstance(segmentation, dict):
         size, counts = segmentation["size"], segmentation["counts"]
         if size != [height, width]:
             need = f"need [{height}, {width}], height and width"
             raise ReadError(f"its run lengths are for the size {size!r:.60}; {need}")
-        patch = fill_counts(decompress_counts(counts) if isinstance(counts, str) else counts, height, width)
-    else:
-        polygons = segmentation if isinstance(segmentation[0], list) else [segmentation]  # without the list around it
-        patch = join(fill_polygon(as_points(polygon), height, width) for polygon in polygons)
-    return patch, CROWD if is_crowd else ""
+        return fill_counts(decompress_counts(counts) if isinstance(counts, str) else counts, height, width)
+    polygons = segmentation if isinstance(segmentation[0], list) else [segmentation]  # without the list around it
+    return join(fill_polygon(as_points(polygon), height, width) for polygon in polygons)

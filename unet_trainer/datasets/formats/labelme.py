@@ -11,8 +11,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from unet_trainer.datasets.formats.objects import IGNORE_NAME, AnnotatedImage, Annotations, Entry, Place, Shape
-from unet_trainer.datasets.formats.shapes import EMPTY, draw_line, fill_polygon, paste
+from unet_trainer.datasets.formats.objects import IGNORE_NAME, AnnotatedImage, Annotations, Entry, Place
+from unet_trainer.datasets.formats.shapes import EMPTY, Patch, draw_line, fill_polygon, paste
 from unet_trainer.datasets.formats.values import as_name, as_points, as_size, has_keys, inside, plain
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.images.file_bytes import ReadError
@@ -21,8 +21,6 @@ from unet_trainer.system.console import counted
 
 LINE_WIDTH = 10.0
 POINTS = "point", "points"
-LINE = "drawn as a line 10 pixels wide, as the tool does"
-RECTANGLE = "filled as a rectangle, as the tool does: the mask has its corners, not the object's outline"
 
 
 def find(place: Place) -> Annotations | None:
@@ -39,13 +37,11 @@ def find(place: Place) -> Annotations | None:
         names.setdefault(label, first.setdefault(plain(label), label))
     for name in sorted({*names.values()}):
         spellings = [f"{label!r} ({number})" for label, number in labels.items() if names[label] == name]
-        if len(spellings) > 1:
-            what = f"labels that differ only in case are one class, {name}"
-            annotations.notices.append(f"{what}: {first_few(spellings)}")
-    annotations.images = [
-        image._replace(entries=[entry._replace(label=names[entry.label]) for entry in image.entries])
-        for image in annotations.images
-    ]
+        what = f"labels that differ only in case are one class, {name}: {first_few(spellings)}"
+        annotations.notices += [what] if len(spellings) > 1 else []
+    for number, image in enumerate(annotations.images):
+        entries = [entry._replace(label=names[entry.label]) for entry in image.entries]
+        annotations.images[number] = image._replace(entries=entries)
     return annotations
 
 
@@ -59,14 +55,14 @@ def _parse(_: Annotations, path: Path, content: Mapping[str, Any]) -> Sequence[A
     return [AnnotatedImage(name, entries, as_size(content.get("imageHeight"), content.get("imageWidth")))]
 
 
-def _draw(shape: Mapping[str, Any], height: int, width: int) -> Shape:
+def _draw(shape: Mapping[str, Any], height: int, width: int) -> Patch:
     kind, points = shape.get("shape_type") or "polygon", as_points(shape["points"])  # old files have no shape_type
     if kind in POINTS:
-        return EMPTY, ""
+        return EMPTY
     if kind in ("line", "linestrip"):
-        return draw_line(points, LINE_WIDTH, height, width), LINE
+        return draw_line(points, LINE_WIDTH, height, width)
     if kind in ("polygon", "rotation") or (kind == "rectangle" and len(points) == 4):  # some tools write all corners
-        return fill_polygon(points, height, width), ""
+        return fill_polygon(points, height, width)
     if kind not in ("rectangle", "circle", "mask"):
         need = "need polygon, rectangle, circle, line, linestrip, mask or point"
         raise ReadError(f"shape_type {kind!r:.60} is not known; {need}")
@@ -74,9 +70,9 @@ def _draw(shape: Mapping[str, Any], height: int, width: int) -> Shape:
         raise ReadError(f"{counted(len(points), 'point')}; need 2")
     (x0, y0), (x1, y1) = points.tolist()
     if kind == "rectangle":
-        return fill_polygon(np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]]), height, width), RECTANGLE
+        return fill_polygon(np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]]), height, width)
     if kind == "circle":
-        return draw_line(points[[0, 0]], 2 * math.hypot(x1 - x0, y1 - y0), height, width), ""
+        return draw_line(points[[0, 0]], 2 * math.hypot(x1 - x0, y1 - y0), height, width)
     # A PNG with one object, not larger than its image: what is not 0 or, with alpha, not transparent.
     data = base64.b64decode(shape["mask"], validate=True)
     bitmap: Any = None
@@ -86,4 +82,4 @@ def _draw(shape: Mapping[str, Any], height: int, width: int) -> Shape:
         raise ReadError("a mask that is no picture, or larger than its image")
     if bitmap.ndim == 3:
         bitmap = bitmap[:, :, 3] if bitmap.shape[2] == 4 else bitmap.any(axis=2)
-    return paste(bitmap.astype(np.bool_), int(x0), int(y0), height, width), ""
+    return paste(bitmap.astype(np.bool_), int(x0), int(y0), height, width)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +24,9 @@ from unet_trainer.system.console import counted
 MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 UNCLAIMED, BELOW_ALL = 2**31 - 1, 2**30  # sizes of no object, and added to that of a crowd region
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
-# Remarks about an object.
-LEFT_OUT = "left out, without an area (a point, a line) or outside of the image"
-CROWD = "of a crowd (iscrowd) drawn as part of its class, below all others"
+# Counts of a drawn mask: objects and pixels.
+NO_AREA, SHARED = "no area", "shared"
 
-Shape = tuple[Patch, str]  # the pixels of an object, and a remark or ""
 File = tuple[Path, Any]  # of annotations, and its content: JSON, the header of a CSV, or None
 
 
@@ -37,8 +35,9 @@ class Entry(NamedTuple):
 
     label: str
     name: str
-    draw: Callable[[int, int], Shape]  # raises DataError
+    draw: Callable[[int, int], Patch]  # raises DataError
     has_area: bool = True
+    is_crowd: bool = False  # of COCO: below all others
 
 
 class AnnotatedImage(NamedTuple):
@@ -86,21 +85,20 @@ class Place:
         """The file for a name, possibly with folders before it; None if there is none. Raises DataError if several are
         possible.
 
-        Of several files with the same name, the one whose folders agree most, then those below `near`, then those of
-        the part. A file of another part than `part` is none: val/1.png is not the 1.png of train."""
+        Of several files with the same name, the one whose folders agree most, then one below `near`. A file of another
+        part than `part` is none: val/1.png is not the 1.png of train."""
         *folders, last = path_pieces(name) or [""]
         part = part_in(folders) or part
-        ranks: dict[tuple[int, ...], list[Path]] = defaultdict(list)
-        for path in self._by_name.get(plain(last), ()):
-            if not part or self.part_of(path) in (None, part):
-                nearness = plain(path.name) == plain(last), path.is_relative_to(near), path.parent == near
-                is_same = self.part_of(path) == part, path.name == last
-                ranks[self._num_shared(folders, path), *nearness, *is_same].append(path)
-        best = ranks[max(ranks)] if ranks else []
-        if len(best) > 1:
-            paths = first_few(path_in(self.root, path) for path in best)
+
+        def rank(path: Path) -> tuple[int, ...]:
+            return self._num_shared(folders, path), plain(path.name) == plain(last), path.is_relative_to(near)
+
+        found = [path for path in self._by_name[plain(last)] if not part or self.part_of(path) in (None, part)]
+        found = [path for path in found if rank(path) == max(map(rank, found))]
+        if len(found) > 1:
+            paths = first_few(path_in(self.root, path) for path in found)
             raise DataError(f"image_dir: {name} could be {paths}; set image_dir to the folder that is meant")
-        return best[0] if best else None
+        return found[0] if found else None
 
 
 @dataclass
@@ -115,9 +113,11 @@ class Annotations:
     notices: list[str] = field(default_factory=list)
     files: str = ""  # for people: "annotations/instances_train.json"
 
-    def collect(self, place: Place, files: Sequence[File], parse: "Parse", one_each: str = "") -> bool:
-        """Add what the files hold, of the images that are there. `one_each`: the noun of files that hold one image
-        each. Return whether there are any files; raises DataError, also if none of their images is there."""
+    def collect(
+        self, place: Place, files: Sequence[File], parse: Callable[..., Sequence[AnnotatedImage]], one_each: str = ""
+    ) -> bool:
+        """Add what the files hold, of the images that are there: `parse` lists those of a file, and adds the names of
+        its classes. `one_each`: the noun of files that hold one image each. Return whether there are any files."""
         self.files = ", ".join(path_in(place.data_dir, path) for path, _ in files)
         if one_each and files:
             self.files = f"{counted(len(files), one_each)} such as {files[0][0].name}"
@@ -139,17 +139,10 @@ class Annotations:
                     image_part = part or place.part_of(file)
                     self.images.append(image._replace(image=file, part=image_part, source=path, where=shown))
         if files and not self.images:
-            is_renamed = any(place.knows(PurePosixPath(*path_pieces(name)).stem) for name in missing)
-            renamed = "files of these names have another extension: rename either"
-            fix = renamed if is_renamed else "set image_dir to their folder"
             what = f"none of their images is in {place.root} ({first_few(missing)})"
-            raise DataError(f"{self.files} ({self.tool}): {what}; {fix}")
+            raise DataError(f"{self.files} ({self.tool}): {what}; set image_dir to their folder")
         self.notices += note("image", missing, f"of {self.files} without a readable file left out")
         return bool(files)
-
-
-# Lists the images of a file, and adds the names of its classes and notices.
-Parse = Callable[[Annotations, Path, Any], Sequence[AnnotatedImage]]
 
 
 def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> FoundPairs:
@@ -173,28 +166,29 @@ def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> 
     ]
     settings = [classes, annotations.overlap_rule]
     drawn = converter.write(annotations.tool.lower(), settings, conversions, "Drawing masks from annotations:")
-    pairs: list[Pair] = []
-    bad: dict[bool, list[str]] = {False: [], True: []}  # by whether it is of test, which stops no training
-    remarks: dict[str, list[tuple[str, int]]] = defaultdict(list)  # → names of images, and how many objects
-    for name, image, mask in zip(names, images, drawn, strict=True):
-        if mask.problem:
-            bad[image.part == "test"].append(f"{image.where}: {mask.problem}")
-        else:
-            name = name.removesuffix(image.image.suffix)
-            pairs.append(Pair(name, image.image, mask.path, image.part, mask_origin=image.where))
-        for remark, number in mask.facts.items():
-            remarks[remark].append((image.image.name, number))
+    results = [*zip(names, images, drawn, strict=True)]
+    pairs = [
+        Pair(name.removesuffix(image.image.suffix), image.image, mask.path, image.part, mask_origin=image.where)
+        for name, image, mask in results
+        if not mask.problem
+    ]
+    bad = [(image.part, f"{image.where}: {mask.problem}") for _, image, mask in results if mask.problem]
     empty = (image.image.name for image in images if not image.entries)
     others = (path_in(place.root, path) for path in place.images if path not in first)
     notices += note("image", empty, "without any annotation, all background")
     notices += note("image file", others, "that no annotation names left out")
-    notices += note("test image", bad[True], "left out", 3)
-    for remark, holders in sorted(remarks.items(), reverse=True):
-        number, shown = sum(number for _, number in holders), first_few([name for name, _ in holders], 3)
-        overlap = f"{counted(number, 'pixel')} in objects of several classes; {annotations.overlap_rule}"
-        notices.append(f"{counted(number, 'object')} {remark}: in {shown}" if remark else f"{overlap}: in {shown}")
+    notices += note("test image", [line for part, line in bad if part == "test"], "left out")  # stops no training
+    for kind, noun, what in (
+        (NO_AREA, "object", " left out, without an area (a point, a line) or outside of the image"),
+        (SHARED, "pixel", f" in objects of several classes; {annotations.overlap_rule}"),
+    ):
+        holders = [image.image.name for _, image, mask in results if mask.facts.get(kind)]
+        if holders:
+            number = sum(mask.facts.get(kind, 0) for mask in drawn)
+            notices.append(f"{counted(number, noun)}{what}: in {first_few(holders, 3)}")
     fix = "correct these entries, or their image files, or remove them"
-    problem = Problem("annotations", "annotation", "that cannot be used", tuple(bad[False]), fix)
+    lines = tuple(line for part, line in bad if part != "test")
+    problem = Problem("annotations", "annotation", "that cannot be used", lines, fix)
     rule = f"{annotations.files} ({annotations.tool}), drawn as masks, classes {annotations.class_order}"
     class_names = classes if len(classes) == 1 else ("background", *classes)
     result = divided(pairs, rule, [problem], class_names=class_names, notices=tuple(notices))
@@ -203,18 +197,14 @@ def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> 
     return result
 
 
-def _is_background(name: str) -> bool:
-    """Also _background_ and __background__."""
-    return name.lower().strip("_") == "background"
-
-
 def _choose_classes(annotations: Annotations, class_names: Sequence[str]) -> tuple[str, ...]:
-    """The classes that occur, in the order of class_names (which may name more) or in their own. Raises DataError.
-
-    A single class may have any name, because its id is clear."""
+    """The classes that occur, in the order of class_names (which may name more) or in their own. Raises DataError."""
     used = {entry.label for image in annotations.images for entry in image.entries if entry.has_area}
-    names = [name for name in dict.fromkeys([*annotations.declared, *sorted(used)]) if name != IGNORE_NAME]
-    names, wanted = ([name for name in some if not _is_background(name)] for some in (names, class_names))
+    declared = dict.fromkeys([*annotations.declared, *sorted(used)])
+    names, wanted = (
+        [name for name in some if name != IGNORE_NAME and name.lower().strip("_") != "background"]
+        for some in (declared, class_names)
+    )
     classes = tuple(name for name in names if name in used)
     if not 0 < len(classes) <= MAX_CLASSES:
         none = "no object of any class, so that there is nothing to learn"
@@ -230,8 +220,7 @@ def _choose_classes(annotations: Annotations, class_names: Sequence[str]) -> tup
 
 
 def _draw_mask(image: AnnotatedImage, classes: Sequence[str], smaller_on_top: bool) -> tuple[Pixels, Mapping[str, int]]:
-    """H,W uint8 class ids of one image, and how many objects have which remark; "" counts pixels of several classes.
-    Raises DataError without the image's name.
+    """H,W uint8 class ids of one image, and counts. Raises DataError without the image's name.
 
     With `smaller_on_top`, of two objects the one with fewer pixels is seen, whatever their order (of equal ones the
     later); without it, the later."""
@@ -243,16 +232,16 @@ def _draw_mask(image: AnnotatedImage, classes: Sequence[str], smaller_on_top: bo
         raise ReadError(f"{annotated}, and the file {image.image.name} has {width}×{height} pixels{turned}")
     ids = {name: number for number, name in enumerate(classes, start=1)} | {IGNORE_NAME: IGNORED}
     mask, contested, sizes = np.zeros(size, np.uint8), np.zeros(size, np.bool_), np.full(size, UNCLAIMED, np.int32)
-    remarks = Counter[str]()
+    counts = Counter[str]()
     for entry in image.entries:
         with inside(entry.name):
-            patch, remark = entry.draw(height, width)
-            pixels, num_pixels = patch.pixels, int(np.count_nonzero(patch.pixels))
-            remarks[remark if num_pixels else LEFT_OUT] += 1
+            patch = entry.draw(height, width)
+            num_pixels = int(np.count_nonzero(patch.pixels))
+            counts[NO_AREA] += num_pixels == 0
             class_id, there, size_there = ids.get(entry.label, 0), mask[patch.area], sizes[patch.area]
-            contested[patch.area] |= pixels & (there != 0) & (there != class_id) & (class_id != 0)
-            rank = num_pixels + BELOW_ALL * (remark == CROWD) if smaller_on_top else 0
-            pixels = pixels & (size_there >= rank)
+            contested[patch.area] |= patch.pixels & (there != 0) & (there != class_id) & (class_id != 0)
+            rank = num_pixels + BELOW_ALL * entry.is_crowd if smaller_on_top else 0
+            pixels = patch.pixels & (size_there >= rank)
             there[pixels], size_there[pixels] = class_id, rank
-    remarks[""] = int(np.count_nonzero(contested))
-    return mask, +remarks
+    counts[SHARED] = int(np.count_nonzero(contested))
+    return mask, +counts

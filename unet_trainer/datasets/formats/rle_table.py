@@ -8,9 +8,9 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from unet_trainer.datasets.formats.objects import AnnotatedImage, Annotations, Entry, Place, Shape
-from unet_trainer.datasets.formats.shapes import fill_runs
-from unet_trainer.datasets.formats.values import as_name, as_size, inside
+from unet_trainer.datasets.formats.objects import AnnotatedImage, Annotations, Entry, Place
+from unet_trainer.datasets.formats.shapes import Patch, fill_runs
+from unet_trainer.datasets.formats.values import as_name, inside
 from unet_trainer.datasets.pairs import path_in
 from unet_trainer.datasets.split_file import read_table
 from unet_trainer.images.file_bytes import DataError, ReadError
@@ -23,8 +23,6 @@ ROLES: Mapping[str, Sequence[str]] = {
     "runs": ("encodedpixels", "rle", "rlemask", "maskrle", "encoding", "rleencoding", "encodedrle"),
     "label": LABEL,
     "joined": [image + label for image in IMAGE for label in LABEL],  # ImageId_ClassId: a.jpg_1
-    "height": ["height"],
-    "width": ["width"],
     "other runs": ["annotation", "segmentation"],  # of competitions whose runs go along the rows
 }
 NO_RUNS = ("", "-1", "nan", "none", "null")
@@ -41,11 +39,7 @@ def find(place: Place) -> Annotations | None:
         if any(re.fullmatch("[0-9 ]+", row.get(column, "")) for _, row in read_table(path, "it")[1]):
             what = f"{path_in(place.data_dir, path)}: the run lengths of a column {column!r} may go along the rows"
             raise DataError(f"{what}; need them down the columns, in a column EncodedPixels, or PNG masks")
-    if not annotations.collect(place, files, _parse):
-        return None
-    if not annotations.declared:
-        annotations.class_order = "in alphabetical order"
-    return annotations
+    return annotations if annotations.collect(place, files, _parse) else None
 
 
 def find_columns(header: Sequence[str]) -> dict[str, str]:
@@ -57,7 +51,6 @@ def find_columns(header: Sequence[str]) -> dict[str, str]:
 
 def _parse(annotations: Annotations, path: Path, columns: Mapping[str, str]) -> Sequence[AnnotatedImage]:
     by_image: dict[str, list[Entry]] = defaultdict(list)
-    sizes: dict[str, tuple[int, int] | None] = defaultdict(lambda: None)
     labels: set[str] = set()
     for line, cells in read_table(path, "it", "strict")[1]:
         row = {role: cells.get(column, "").strip() for role, column in columns.items()}
@@ -66,21 +59,19 @@ def _parse(annotations: Annotations, path: Path, columns: Mapping[str, str]) -> 
             raise ReadError(f"line {line} has too few cells, no name of an image, or a quote that is not closed")
         has_runs = row["runs"].lower() not in NO_RUNS
         with inside(f"line {line}"):
-            if "height" in row and "width" in row:
-                sizes[name] = as_size(row["height"] or None, row["width"] or None) or sizes[name]
             if ("joined" in row or "label" in row) and (label or has_runs):
                 label = as_name(f"class {label}" if label.isdecimal() else label)
                 labels.add(label)
         by_image[name] += [Entry(label or ONE_CLASS, f"line {line}", partial(_draw, row["runs"]))] if has_runs else []
     annotations.declared += sorted(labels, key=lambda name: (max(0, _number(name.split()[-1])), name))
-    return [AnnotatedImage(name, entries, sizes[name]) for name, entries in by_image.items()]
+    return [AnnotatedImage(name, entries) for name, entries in by_image.items()]
 
 
 def _number(word: str) -> int:
     return int(word) if word.isdecimal() else -1
 
 
-def _draw(text: str, height: int, width: int) -> Shape:
+def _draw(text: str, height: int, width: int) -> Patch:
     numbers, area = [_number(word) for word in text.split()], height * width
     if len(numbers) % 2 or -1 in numbers:
         raise ReadError(f"run lengths {text!r:.60}; need pairs of start and length")
@@ -91,4 +82,4 @@ def _draw(text: str, height: int, width: int) -> Shape:
         raise ReadError(f"run lengths {text!r:.60}, {need}")
     if min(starts) < 1 or max(map(sum, zip(starts, lengths, strict=True))) > area + 1 or sum(lengths) > area:
         raise ReadError(f"run lengths beyond the {area} pixels of the image, {width}×{height}")
-    return fill_runs([start - 1 for start in starts], lengths, height, width), ""
+    return fill_runs([start - 1 for start in starts], lengths, height, width)

@@ -41,8 +41,6 @@ def inside(name: object) -> Iterator[None]:
         raise DataError(f"{name}: it is not UTF-8 text, as some programs save it; save it as UTF-8") from None
     except MALFORMED as error:
         reason = first_line(error)[:MAX_TEXT] + " is missing" * isinstance(error, KeyError)
-        if isinstance(error, (TypeError, AttributeError)):  # in Python's words: 'NoneType' object is not iterable
-            reason = "a value has the wrong type, such as null in place of a list"
         fix = "was it cut off, or edited by hand? Correct it, or export it again"
         raise DataError(f"{name}: {reason}; {fix}") from None
 
@@ -97,8 +95,8 @@ def plain(name: str) -> str:
     return composed(name).casefold()
 
 
-def note(noun: str, names: Iterable[str], what: str, most: int = 5) -> list[str]:
+def note(noun: str, names: Iterable[str], what: str) -> list[str]:
     """A line about all of these names; none without any."""
     names = [*names]
     number = counted(len(names), noun, "classes" if noun == "class" else None)
-    return [f"{number} {what}: {first_few(names, most)}"] if names else []
+    return [f"{number} {what}: {first_few(names)}"] if names else []

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from unet_trainer.config.safe_yaml import parse_yaml
-from unet_trainer.datasets.formats.objects import AnnotatedImage, Annotations, Entry, Place, Shape
-from unet_trainer.datasets.formats.shapes import fill_polygon
+from unet_trainer.datasets.formats.objects import AnnotatedImage, Annotations, Entry, Place
+from unet_trainer.datasets.formats.shapes import Patch, fill_polygon
 from unet_trainer.datasets.formats.values import NO_MASK, NUM_LOOKED_AT, as_name, as_points, inside, note, path_pieces
 from unet_trainer.datasets.pairs import Part, first_few, path_in
 from unet_trainer.images.file_bytes import ReadError, file_stamp
@@ -22,7 +22,6 @@ CLASS_NUMBER = re.compile(r"[0-9]{1,4}")
 NAME_FILES = ("classes.txt", "obj.names", "classes.names", "labels.txt")
 MAX_LABEL_BYTES = 2**26
 BOX_NUMBERS = 4
-OfPart = tuple[Part, str]  # a folder, or an image, by its path
 FURTHEST = 2.0  # shares of the image beyond which coordinates are pixels
 
 
@@ -39,12 +38,12 @@ def find(place: Place) -> Annotations | None:
         return names.part_of(path_in(place.data_dir, path))
 
     images = [image._replace(part=part_of(image.image) or image.part) for image in annotations.images]
-    labelled, parts = {image.image for image in images}, {image.part for image in images}
+    labelled, parts = ({getattr(image, name) for image in images} for name in ("image", "part"))
     # Images without a label file are all background; those of a part without any label file are left out.
     for path in place.images:
         if path not in labelled and (part := part_of(path) or place.part_of(path)) in parts:
             images.append(AnnotatedImage(path.name, [], None, part, path, path, path_in(place.data_dir, path)))
-    listed = [image for image in images if part_of(image.image)] if names.lists else []
+    listed = [image for image in images if part_of(image.image)] if len(names.parts) > 1 else []
     annotations.images = listed or images
     others = (image.image.name for image in images if listed and not part_of(image.image))
     annotations.notices += note("image", others, f"in no list of {names.file} left out")
@@ -67,23 +66,22 @@ def _looks_like_labels(path: Path) -> bool:
 
 
 class Names(NamedTuple):
-    """The names of the classes and the file that has them; and what train, val and test are in it: folders, or the
-    lines of the lists that it names, by the name of the image."""
+    """The names of the classes and the file that has them; and what train, val and test are in it: folders, below "",
+    and the lines of the lists that it names, below the name of the image."""
 
     names: Sequence[str] = ()
     file: str = ""
-    folders: Sequence[OfPart] = ()
-    lists: Mapping[str, Sequence[OfPart]] = {}
+    parts: Mapping[str, Sequence[tuple[Part, str]]] = {}
 
     def part_of(self, image: str) -> Part | None:
         """The part that lists the image, with more or fewer folders before it: val before test, and what either lists
         must not train. Or the one of whose folders, such as ../train/images, one stands in this order above it; None if
         none does, or those of several."""
         above, path = f"/{image.rpartition('/')[0]}/", f"/{image}"
-        lines = self.lists.get(PurePosixPath(image).name, ())
+        lines = self.parts.get(image.rpartition("/")[2], ())
         if listed := {part for part, line in lines if path.endswith(f"/{line}") or f"/{line}".endswith(path)}:
             return max(listed, key=("train", "test", "val").index)
-        parts = {part for part, folder in self.folders if folder and f"/{folder}/" in above}
+        parts = {part for part, folder in self.parts.get("", ()) if folder and f"/{folder}/" in above}
         return parts.pop() if len(parts) == 1 else None
 
 
@@ -98,8 +96,20 @@ def _read_names(data_dir: Path, label_folders: Sequence[Path]) -> Names:
             lines = _read_lines(path)
             content = {"names": [*filter(str.strip, lines)]} if path in lists else parse_yaml("\n".join(lines))
             if isinstance(content, dict) and content.get("names"):
-                return Names(_as_list(content["names"]), path.name, *_find_parts(content, data_dir))
+                return Names(_as_list(content["names"]), path.name, _find_parts(content, data_dir))
     return Names()
+
+
+def _find_parts(content: Mapping[str, Any], data_dir: Path) -> Mapping[str, Sequence[tuple[Part, str]]]:
+    parts: dict[str, list[tuple[Part, str]]] = defaultdict(list)
+    for part, value in ((part, content.get(part)) for part in get_args(Part)):
+        items = value if isinstance(value, list) else [value]
+        for name in ("/".join(path_pieces(item)) for item in items if isinstance(item, str)):
+            parts[""].append((part, name))
+            if name.endswith(".txt") and (data_dir / name).is_file():  # the images of the part, a line each
+                for pieces in filter(None, (path_pieces(line.strip()) for line in _read_lines(data_dir / name))):
+                    parts[pieces[-1]].append((part, "/".join(pieces)))
+    return parts
 
 
 def _as_list(names: Any) -> list[str]:
@@ -110,19 +120,6 @@ def _as_list(names: Any) -> list[str]:
     if not isinstance(names, list):
         raise ReadError(f"names is {names!r:.60}; need a list")
     return [as_name(name) for name in names]
-
-
-def _find_parts(content: Mapping[str, Any], data_dir: Path) -> tuple[list[OfPart], dict[str, list[OfPart]]]:
-    folders: list[OfPart] = []
-    lists: dict[str, list[OfPart]] = defaultdict(list)
-    for part, value in ((part, content.get(part)) for part in get_args(Part)):
-        items = value if isinstance(value, list) else [value]
-        for name in ("/".join(path_pieces(item)) for item in items if isinstance(item, str)):
-            folders.append((part, name))
-            if name.endswith(".txt") and (data_dir / name).is_file():  # the images of the part, a line each
-                for pieces in (path_pieces(line.strip()) for line in _read_lines(data_dir / name)):
-                    lists[pieces[-1] if pieces else ""].append((part, "/".join(pieces)))
-    return folders, lists
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -147,10 +144,10 @@ def _parse(names: Names, annotations: Annotations, path: Path, _: None) -> Seque
     return [AnnotatedImage("/".join([*below, name]), entries)]
 
 
-def _draw(words: Sequence[str], height: int, width: int) -> Shape:
+def _draw(words: Sequence[str], height: int, width: int) -> Patch:
     if len(words) == BOX_NUMBERS:
         raise ReadError(NO_MASK)
     points = as_points(words)
     if points.size and abs(points).max() > FURTHEST:
         raise ReadError(f"{abs(points).max():g} is no share of the image; need numbers from 0 to 1, not pixels")
-    return fill_polygon((points * (width, height)).round(6), height, width), ""  # 0.7 × 10 is 7, not 6.999…
+    return fill_polygon((points * (width, height)).round(6), height, width)  # 0.7 × 10 is 7, not 6.999…
