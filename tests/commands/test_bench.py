@@ -85,7 +85,7 @@ def test_missing_data_and_removed_options_are_reported_before_anything_is_traine
     assert main(["bench", f"data_dir={tmp_path / 'none'}", f"checkpoint_dir={tmp_path / 'runs'}"]) == 2
     assert f"Error: data_dir: {tmp_path / 'none'} does not exist" in capsys.readouterr().err
     assert main(["bench", "--quick"]) == 2
-    assert "--quick: unknown option; need --help, --step, or a setting as key=VALUE" in capsys.readouterr().err
+    assert "bench --quick was removed: bench has at most four rows" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

@@ -185,7 +185,7 @@ def test_a_folder_without_pairs_is_one_message_and_is_in_the_report(tmp_path, ca
 def test_a_report_that_cannot_be_written_is_one_message(data, tmp_path, capsys):
     words = ["check", f"data_dir={data}", "num_classes=4"]
     assert main([*words, f"checkpoint_dir={tmp_path / 'runs'}", "--json", str(tmp_path / "no/where.json")]) == 2
-    assert capsys.readouterr().err == f"Error: --json: there is no folder {tmp_path / 'no'}\n"
+    assert capsys.readouterr().err == f"Error: --json: there is no folder {tmp_path / 'no'} that can be written to\n"
     (tmp_path / "file").touch()
     assert main([*words, f"checkpoint_dir={tmp_path / 'file'}"]) == 2
     assert "cannot be written" in capsys.readouterr().err

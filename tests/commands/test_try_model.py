@@ -76,7 +76,7 @@ def test_a_run_is_served_with_its_validation_images_and_a_file_alone_without(ser
         (["tiny", "batch_size=4"], "batch_size=4: of settings try takes data_dir alone, once each\n"),
         (["tiny", "data_dir=nowhere"], "data_dir: nowhere does not exist here"),
         (["tiny", "--device", "gpu"], "1 problem in the config:\n  device: got 'gpu'"),
-        (["tiny", "--host", "0.0.0.0"], "--host: unknown option"),
+        (["tiny", "--host", "0.0.0.0"], "try --host was removed: the page is for this machine alone"),
     ],
 )
 def test_what_cannot_be_served_is_one_message(served, capsys, arguments, message):

@@ -108,6 +108,8 @@ def build_settings(
         console.say("Decided from the data and this machine (a value in the config is always kept):")
     for name, value, reason in lines:
         console.say(f"  {name}: {value if len(value) <= MAX_SHOWN else f'{value[:MAX_SHOWN]}…'}  ({reason})")
+    if taken.monitor != config.monitor:
+        console.note(f"monitor: {taken.monitor}: {settings['monitor'].reason}")
     return settings
 
 
