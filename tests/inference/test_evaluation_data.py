@@ -118,7 +118,7 @@ def test_masks_with_values_that_the_model_does_not_know_are_named_and_can_be_exp
         load(tmp_path / "model.pt", **where)
     said = str(refusal.value)
     assert "2 masks with values that belong to no class of the model (0 → background, 255 → foreground)" in said
-    assert re.search(r"\n  1 \(25\.0% of pixels\) \(2 files\):\n    .*/masks/0\.png\n    .*/masks/1\.png$", said)
+    assert re.search(r"/masks/0\.png: 1 \(25\.0% of pixels\)\n.*/masks/1\.png: 1 \(25\.0% of pixels\)$", said)
     assert "mask_values=[...] gives the value of each class of the model" in said
     data = load(tmp_path / "model.pt", **where, mask_values="[0, 1]", ignore_value="[255, 0, 0]")
     assert (data.coding.values, data.coding.ignored) == ((0, 1), (COLOUR + 0xFF0000,))
