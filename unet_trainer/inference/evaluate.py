@@ -225,6 +225,7 @@ def _write_pictures(
         ending = re.sub(r"[^\w.-]+", "_", pair.name)[-MAX_NAME:]  # without what file systems treat specially
         name = f"{PICTURES}/{place:02d}_{ending}.png"
         picture = error_sheet([(image, truth, ids)], spec.id_names, spec.has_background, title)
+        check_replaceable("--out", folder / name, Kind("PNG", b"\x89PNG"))
         write_bytes_atomically(folder / name, encode_image(picture, ".png"))
         listed.append({"image": where, "iou": number(iou), "picture": name})
     return listed

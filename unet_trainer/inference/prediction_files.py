@@ -134,7 +134,7 @@ class PredictionFolder:
 
 def value_table(coding: MaskCoding, num_ids: int) -> Pixels:
     """By class id: the value that masks of the dataset have, K uint8 or uint16, or K,3 uint8 for colours. Of a
-    threshold, the highest value that is not ignored stands for the foreground."""
+    threshold, the highest value that is not ignored stands for the foreground. Raises UserError."""
     values = list(coding.values or ())
     if coding.values is None:
         most = 255 if coding.threshold < 255 else 65535
@@ -143,6 +143,9 @@ def value_table(coding: MaskCoding, num_ids: int) -> Pixels:
     values = values[:num_ids]
     if max(values) < COLOUR:
         return np.array(values, np.uint8 if max(values) <= 255 else np.uint16)
+    if any(255 < value < COLOUR for value in values):
+        what = "the dataset's masks have both colours and 16-bit values, which no single file can hold"
+        raise UserError(f"--values: {what}")
     rgb = [(value >> 16, value >> 8, value) if value >= COLOUR else (value,) * 3 for value in values]
     return (np.array(rgb) & 255).astype(np.uint8)
 
