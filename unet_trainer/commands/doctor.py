@@ -75,19 +75,17 @@ def examine(config: Config, console: Console) -> Settings:
     probe = StepProbe(dataset.image_spec, console)
     # A trial has no time budget, which goes with num_epochs: auto only.
     cost = try_step(probe, dataclasses.replace(taken, time_budget=None), console)
-    loading = time_budget.time_samples(train, val)
-    batch_seconds, val_seconds = time_budget.step_seconds(taken, cost, loading)
+    batch_seconds, val_seconds = time_budget.step_seconds(taken, cost, time_budget.time_samples(train, val))
     num_batches = len(train) // taken.epoch_parts // taken.batch_size
     epoch_seconds, number = num_batches * batch_seconds + len(val) * val_seconds, counted(taken.num_epochs, "epoch")
     num_steps = taken.num_epochs * -(-num_batches // taken.accumulation_steps)
-    trials = time_budget.pilot_seconds(num_steps, taken.accumulation_steps * batch_seconds)
-    trials *= pilots.is_open(settings)
+    trials = pilots.is_open(settings) * time_budget.pilot_seconds(num_steps, taken.accumulation_steps * batch_seconds)
     seconds = COMPILE_SECONDS * bool(taken.compile_model) + trials + taken.num_epochs * epoch_seconds
     if settings.replans():
         seconds, number = min(budget.seconds, budget.lost_to_training() + seconds), "as many epochs as fit"
+    epochs = f"{number} of {describe_seconds(epoch_seconds)}"
     console.say("A run would take:")
-    text = f"{number} of {describe_seconds(epoch_seconds)}"
-    console.fact("Time", time_budget.describe_run(seconds, text, trials, taken))
+    console.fact("Time", time_budget.describe_run(seconds, epochs, trials, taken))
     console.fact("Step", f"{1000 * cost.seconds:.0f} ms, {taken.batch_size / cost.seconds:.3g} images/s in the model")
     if cost.memory:
         console.fact("Memory", f"{cost.memory / GIB:.1f} of {hardware.free_memory / GIB:.1f} GiB free on the GPU")

@@ -117,7 +117,9 @@ def index_from_json(text: str | bytes) -> ShardIndex:
     try:
         content = parse_json(text)
         if content["format"] != FORMAT:
-            raise ShardError(f"format {content['format']!r:.20}; this version reads format {FORMAT}")
+            raise ShardError(
+                f"format {content['format']!r:.20}; this version reads format {FORMAT}: write them again with shard"
+            )
         index: ShardIndex = TypeAdapter(ShardIndex).validate_python(content)
         if len({shard.name for shard in index.shards}) < len(index.shards):
             raise ValueError("a shard is listed twice")
