@@ -5,6 +5,7 @@ import io
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from multiprocessing import forkserver
@@ -75,14 +76,18 @@ def use_small_network():
 
 def train_once(settings, log, crash_at=None, with_small_network=False):
     """Exits with the code of the command. `crash_at` ends the process at that moment of its first save."""
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(130)
+    )  # as the script begins and ends: a signal then is no traceback
     from train_unet import main
+    from unet_trainer.system.signals import exit_process
 
     be_quiet(log)
     if with_small_network:
         use_small_network()
     if crash_at is not None:
         crash_when_saving(crash_at)
-    sys.exit(main(words(settings)))
+    exit_process(main(words(settings)))
 
 
 NUM_MOMENTS = 14
