@@ -94,7 +94,13 @@ MASKS = {
     "a palette": (masks(lambda i: palette(rings(i), COLOURS)), 0, "num_classes: 3 (the masks hold ids 0 to 2)"),
     "ids and 255": (masks(m.voc), 0, "255 beside them is taken as void"),
     "ids with gaps and 255": (masks(voc_palette), 0, "hold 7 indices of a palette; 255 beside them is taken as void"),
-    "a block of 255": (masks(lambda i: with_gaps(i, (0, 2, 5), is_lined=False)), 1, "# GUESS: 255 is ignored", "ignore_value: 255", "#   mask_values: [0, 2, 5, 255]"),
+    "a block of 255": (
+        masks(lambda i: with_gaps(i, (0, 2, 5), is_lined=False)),
+        1,
+        "# GUESS: 255 is ignored",
+        "ignore_value: 255",
+        "#   mask_values: [0, 2, 5, 255]",
+    ),
     "names of ids with gaps": (masks(voc_palette, files=VOC_NAMES), 0, "21 classes in class_names.txt"),
     "names that begin with background": (masks(lambda i: blob(i) * 255, files=CELL), 0, "class_names: [cell]"),
     "white first in a palette": (masks(lambda i: Image.fromarray(blob(i) * 255).quantize(2)), 0, "two values"),
@@ -102,11 +108,20 @@ MASKS = {
     "soft edges": (masks(m.soft), 0, "num_classes: 1 (the masks hold greys around 0 and 255)"),
     "two values as JPEG": (masks(lambda i: blob(i) * 255, "jpg"), 0, "the masks hold greys around 0 and 255"),
     "colours as JPEG": (jpeg_colours, 1, "others go to the nearest", "num_classes: 3"),
-    "objects": (masks(lambda i: objects(i, 2 + i).astype(np.uint8)), 1, "mask_values: nonzero", "# GUESS: every object is"),
+    "objects": (
+        masks(lambda i: objects(i, 2 + i).astype(np.uint8)),
+        1,
+        "mask_values: nonzero",
+        "# GUESS: every object is",
+    ),
     "objects made visible": (masks(lambda i: (objects(i, 2 + i) * 30).astype(np.uint8)), 1, "# GUESS: every object is"),
     "greys": (masks(lambda i: rings(i) * 100), 1, "mask_values: [0, 100, 200]"),
     "colours": (masks(lambda i: colour(rings(i), COLOURS)), 0, "mask_values: [0, [0, 0, 255], [255, 0, 0]]"),
-    "a class file": (masks(lambda i: colour(rings(i), COLOURS), files=CLASS_FILE), 0, "class_names: [ground, road, car]"),
+    "a class file": (
+        masks(lambda i: colour(rings(i), COLOURS), files=CLASS_FILE),
+        0,
+        "class_names: [ground, road, car]",
+    ),
     "two values without 0": (masks(lambda i: blob(i) * 100 + 38), 1, "mask_values: [38, 138]", "values: [138, 38]"),
     "ids in the red channel": (masks(m.carla), 1, "[0, [1, 0, 0], [7, 0, 0], [8, 0, 0], [10, 0, 0], [12, 0, 0]]"),
     "ids from 1": (masks(lambda i: rings(i) + 1), 0, "num_classes: 3 (the masks hold ids 1 to 3)"),
@@ -114,7 +129,7 @@ MASKS = {
     "noise": (masks(noisy), 1, "unknown_values: ignore", "      9 |           0.01% | masks/3.png"),
     "transparent": (masks(lambda i: m.transparent(blob(i), 255)), 0, "the alpha channel of 8 of 8 masks is the mask"),
     "an id and void": (masks(lambda i: m.with_void(blob(i))), 0, "255 beside them is taken as void"),
-}  # fmt: skip
+}
 TRAINED = "train, val and test", "stacks", "COCO", "shards", "masks of another size", "a video", "void", "soft edges"
 
 

@@ -22,8 +22,15 @@ PROMISES = {
     "debug": {"batch_size": 2, "num_epochs": 5, **FLOAT32, "compile_model": False, "num_workers": 0},
 }
 DECIDED_FROM_THE_DATA = (
-    "fit", "image_size", "augmentation", "num_epochs", "repeats", "learning_rate", "ema_decay", "loss",
-)  # fmt: skip
+    "fit",
+    "image_size",
+    "augmentation",
+    "num_epochs",
+    "repeats",
+    "learning_rate",
+    "ema_decay",
+    "loss",
+)
 
 
 def read(name):

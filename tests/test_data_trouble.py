@@ -91,10 +91,13 @@ def to_pipe(path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-@pytest.mark.parametrize(("swap", "num_workers", "reason"), [
-    (to_bomb, 0, ".*20000×20000 pixels: a decompression bomb"),
-    (to_pipe, 1, "a pipe, a socket or a device; need a file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("swap", "num_workers", "reason"),
+    [
+        (to_bomb, 0, ".*20000×20000 pixels: a decompression bomb"),
+        (to_pipe, 1, "a pipe, a socket or a device; need a file"),
+    ],
+)
 def test_what_is_swapped_in_for_an_image_is_named_and_neither_decoded_nor_waited_for(
     config, data, swap, num_workers, reason
 ):

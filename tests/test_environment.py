@@ -16,11 +16,14 @@ import train_unet
 from helpers.project import ROOT
 
 
-@pytest.mark.parametrize(("given", "found"), [
-    ({}, "10000 None"),
-    ({"GOMP_SPINCOUNT": "7"}, "7 None"),
-    ({"OMP_WAIT_POLICY": "ACTIVE"}, "None ACTIVE"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, "10000 None"),
+        ({"GOMP_SPINCOUNT": "7"}, "7 None"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "None ACTIVE"),
+    ],
+)
 def test_waiting_openmp_threads_give_up_their_core_soon_unless_the_user_says_otherwise(given, found):
     kept = os.environ.keys() - {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
     environment = {name: os.environ[name] for name in kept}

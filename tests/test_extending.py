@@ -79,20 +79,23 @@ class Pair(Small):
         return {"out": images}
 
 
-@pytest.mark.parametrize(("name", "part", "message"), [
-    ("model", lambda spec: "unet", "got str"),
-    ("model", "unet", "TypeError: 'str' object is not callable; need a torch.nn.Module, or a function that"),
-    ("model", lambda: Small(), "TypeError: .* takes 0 positional arguments"),
-    ("model", Pair(), "it returns dict"),
-    ("model", Small(channels=5), "it does not take images of shape"),
-    ("model", Small().requires_grad_(False), "it has no parameters to train"),
-    ("model", Small(num_classes=3), "it returns"),
-    ("model", torch.nn.Conv2d(3, 1, 3, stride=2, padding=1), "it returns"),
-    ("loss", torch.nn.CrossEntropyLoss(), "masks with 255 where pixels are ignored: IndexError"),
-    ("loss", lambda logits, masks: logits.mean((1, 2, 3)), "need one number"),
-    ("loss", lambda logits, masks: 3.0, "need one number"),
-    ("loss", torch.nn.Sequential(torch.nn.Linear(1, 1)), "it has parameters"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "part", "message"),
+    [
+        ("model", lambda spec: "unet", "got str"),
+        ("model", "unet", "TypeError: 'str' object is not callable; need a torch.nn.Module, or a function that"),
+        ("model", lambda: Small(), "TypeError: .* takes 0 positional arguments"),
+        ("model", Pair(), "it returns dict"),
+        ("model", Small(channels=5), "it does not take images of shape"),
+        ("model", Small().requires_grad_(False), "it has no parameters to train"),
+        ("model", Small(num_classes=3), "it returns"),
+        ("model", torch.nn.Conv2d(3, 1, 3, stride=2, padding=1), "it returns"),
+        ("loss", torch.nn.CrossEntropyLoss(), "masks with 255 where pixels are ignored: IndexError"),
+        ("loss", lambda logits, masks: logits.mean((1, 2, 3)), "need one number"),
+        ("loss", lambda logits, masks: 3.0, "need one number"),
+        ("loss", torch.nn.Sequential(torch.nn.Linear(1, 1)), "it has parameters"),
+    ],
+)
 def test_a_network_or_a_loss_that_does_not_fit_is_refused_before_the_run_begins(config, tmp_path, name, part, message):
     with pytest.raises(UserError, match=f"^{name}: .*{message}") as caught:
         train(config, **{"model": Small(), name: part})
@@ -158,13 +161,16 @@ def test_any_true_answer_of_on_epoch_stops_the_run(config, tmp_path):
     assert saved(tmp_path / "runs" / "run" / "last.pt")["epoch"] == 1
 
 
-@pytest.mark.parametrize(("parts", "message"), [
-    ({"callbacks": [Callback(), print]}, r"callbacks\[1\]: got builtin_function_or_method; need an instance of a "),
-    ({"callbacks": [Callback]}, r"callbacks\[0\]: got the class Callback; need an instance of a subclass of"),
-    ({"callbacks": print}, r"callbacks\[0\]: got builtin_function_or_method; .* a function goes to on_epoch$"),
-    ({"on_epoch": {"num_epochs": 3}}, "on_epoch: got dict; need a function of an epoch's row$"),
-    ({"train_data": iter([])}, "train_data: got list_iterator; need a list, or an object with a length that gives"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"callbacks": [Callback(), print]}, r"callbacks\[1\]: got builtin_function_or_method; need an instance of a "),
+        ({"callbacks": [Callback]}, r"callbacks\[0\]: got the class Callback; need an instance of a subclass of"),
+        ({"callbacks": print}, r"callbacks\[0\]: got builtin_function_or_method; .* a function goes to on_epoch$"),
+        ({"on_epoch": {"num_epochs": 3}}, "on_epoch: got dict; need a function of an epoch's row$"),
+        ({"train_data": iter([])}, "train_data: got list_iterator; need a list, or an object with a length that gives"),
+    ],
+)
 def test_what_is_no_callback_and_no_data_is_refused_in_one_sentence(parts, message):
     with pytest.raises(UserError, match=f"^{message}"):
         train(**parts)
@@ -227,13 +233,17 @@ def replace_by_link(folder):
     (folder / "masks/000000.npy").symlink_to(folder.parent.parent / "mine.npy")
 
 
-@pytest.mark.parametrize("damage", [
-    lambda folder: (folder / "images/000002.npy").write_bytes(b"\x93NUMPY"),
-    invert,
-    lambda folder: shutil.rmtree(folder / "masks"),
-    lambda folder: shutil.copy(folder / "images/000000.npy", folder / "images/000003.npy"),
-    replace_by_link,
-], ids=["truncated", "inverted", "no masks", "one more", "a link"])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "images/000002.npy").write_bytes(b"\x93NUMPY"),
+        invert,
+        lambda folder: shutil.rmtree(folder / "masks"),
+        lambda folder: shutil.copy(folder / "images/000000.npy", folder / "images/000003.npy"),
+        replace_by_link,
+    ],
+    ids=["truncated", "inverted", "no masks", "one more", "a link"],
+)
 def test_data_that_were_damaged_since_they_were_written_are_written_anew(tmp_path, damage):
     (tmp_path / "mine.npy").write_bytes(b"mine")
     folder = write_given({"train": given_pairs(), "val": given_pairs()[:1]}, tmp_path) / "train"

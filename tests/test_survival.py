@@ -49,10 +49,14 @@ def assert_same(folder, straight):
     assert not [path for path in folder.rglob(".*") if DRAFT.fullmatch(path.name)], "a draft was left behind"
 
 
-@pytest.mark.parametrize("moments", [
-    range(4, NUM_MOMENTS + 1, 4),
-    pytest.param(range(1, NUM_MOMENTS + 1), marks=pytest.mark.soak),
-], ids=["some", "all"])  # fmt: skip
+@pytest.mark.parametrize(
+    "moments",
+    [
+        range(4, NUM_MOMENTS + 1, 4),
+        pytest.param(range(1, NUM_MOMENTS + 1), marks=pytest.mark.soak),
+    ],
+    ids=["some", "all"],
+)
 def test_a_crash_at_any_moment_of_a_save_loses_nothing(moments, config, tmp_path):
     """One run, crashed at each moment in turn, first without and then with an earlier checkpoint."""
     straight = run_straight(config, tmp_path)

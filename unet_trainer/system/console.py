@@ -33,7 +33,6 @@ BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{r
 BAR_OPTIONS: dict[str, Any] = {"bar_format": BAR_FORMAT, "dynamic_ncols": True, "mininterval": 0.2}
 Colour = Literal["red", "green", "yellow", "blue", "grey", "bold"]
 CODES: dict[Colour, str] = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "grey": "90", "bold": "1"}
-UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not UTF-8, as Python holds them
 # Escapes, carriage returns and marks that turn the direction of text, which a terminal obeys; what no encoding has.
 UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 PASSWORD = re.compile(r"(https?:/{1,2})[^\s/]+@|(://)[^\s/@:]*:[^\s/]+@", re.IGNORECASE)  # or user, in a URL
