@@ -1,13 +1,15 @@
 """JSON files that may be lost at any time: damaged ones are as good as none, links are not followed, drafts do not stay."""
 
+import contextlib
 import json
+import math
 import os
 import time
 from dataclasses import asdict, dataclass, field
 
 import pytest
 
-from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
+from unet_trainer.system.json_cache import check_plain, from_plain, read_cache, write_cache
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"a": 1', b"[" * 200_000, b'{"a":' * 200_000])
@@ -51,3 +53,10 @@ WRONG = [{"size": float("nan")}, {"size": None}, {"names": [1]}, {"counts": {"a"
 def test_a_dataclass_with_a_wrong_value_is_refused(wrong):
     with pytest.raises(ValueError):
         from_plain(Known, {**json.loads(json.dumps(asdict(Known(2.5, ())))), **wrong})
+
+
+@pytest.mark.parametrize(("value", "is_plain"), [(1e30, True), (2**62, True), (2**63, False), (math.inf, False)])
+def test_settings_may_be_any_finite_number(value, is_plain):
+    """learning_rate=1e30 is a mistake that training explains; it was a traceback of the record."""
+    with contextlib.nullcontext() if is_plain else pytest.raises(ValueError, match="plain value"):
+        assert check_plain({"value": [value]}) == {"value": [value]}

@@ -4,6 +4,7 @@ compute it. What is read is checked by pydantic against declared types: a wrong 
 
 import contextlib
 import json
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -66,8 +67,9 @@ def _adapter(kind: Any) -> Any:
 
 
 def check_plain(value: Any, max_depth: int = MAX_DEPTH) -> Any:
-    """The value. Raises ValueError where it is nested deeply, or has a number that is not finite or beyond 64 bits."""
-    if max_depth == 0 or (isinstance(value, int | float) and not abs(value) < 2**63):
+    """The value. Raises ValueError where it is nested deeply, or has a number that is infinite, NaN or over 64 bits."""
+    is_float = isinstance(value, float)
+    if max_depth == 0 or (isinstance(value, int) and abs(value) >= 2**63) or (is_float and not math.isfinite(value)):
         raise ValueError("Input should be a plain value")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         check_plain(item, max_depth - 1)
