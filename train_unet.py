@@ -218,7 +218,8 @@ def train_one_epoch(run: Run) -> Row:
             step.guard.poll()  # raises if too many steps were bad; nothing here waits for the device
             if is_alone:
                 run.raise_if_ending()
-                run.checkpointer.save_if_due()
+                if stop < num_batches:  # the end of the epoch is judged before it is saved
+                    run.checkpointer.save_if_due()
             if is_out_of_time(run):
                 break
         return epoch.finish()

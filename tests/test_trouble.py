@@ -21,7 +21,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.model import losses
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build, setup
-from unet_trainer.training.checkpoint import read_last
+from unet_trainer.training.checkpoint import Checkpointer, read_last
 from unet_trainer.training.evaluation import EvalStep
 from unet_trainer.training.step import FiniteGuard, TrainStep
 
@@ -68,12 +68,15 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_shown(tiny_config, mon
     assert (result.run_dir / "metrics.csv").read_text().splitlines()[1].split(",")[10:12] == ["1", "1"]
 
 
+@pytest.mark.parametrize("saves_each_batch", [False, True])
 def test_numbers_that_stay_bad_end_the_run_which_goes_on_when_they_are_good_again(
-    tiny_config, run_dir, monkeypatch, capsys
+    tiny_config, run_dir, monkeypatch, capsys, saves_each_batch
 ):
     """From batch 7, in the second epoch, on."""
     bad_dice(monkeypatch, lambda number: number >= 7 and not is_cured)
     is_cured = []
+    if saves_each_batch:
+        monkeypatch.setattr(Checkpointer, "save_if_due", lambda self: (self.wait(), self.save_state()))
     assert main(words({**tiny_config, **LONG, "num_epochs": 5, "run_name": "run"})) == 3
     error = capsys.readouterr().err
     where = "8 steps in a row were not finite from step 8 on (epoch 2, batch 3 of 5): the loss term dice is not finite"
