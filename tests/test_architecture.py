@@ -11,7 +11,7 @@ from helpers.project import ROOT
 
 # Each package may import those before it in this list, and itself.
 PACKAGES = (
-    "config", "system", "images", "datasets", "loading", "model", "runs", "training", "inference", "reports", "commands",
+    "config", "system", "images", "data", "loading", "model", "runs", "training", "inference", "reports", "commands",
 )  # fmt: skip
 LOWEST = "unet_trainer.system.input_files"  # imports nothing of ours, so that config may use it too
 MODULES = {
@@ -95,7 +95,7 @@ def test_what_must_answer_at_once_loads_nothing_slow():
 
 def test_what_looks_at_data_loads_no_torch():
     """check answers without it, and so does every refusal of data."""
-    modules = [module for module in MODULES if package_of(module) in ("images", "datasets")]
+    modules = [module for module in MODULES if package_of(module) in ("images", "data")]
     assert "torch" not in loaded_by([*modules, "unet_trainer.commands.data_check"])
 
 

@@ -15,7 +15,7 @@ from helpers.mask_files import blob, colour, objects, palette, rings, voc_colour
 from helpers.project import ROOT
 from train_unet import main
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.dataset_report import build_dataset_report
+from unet_trainer.data.dataset_report import build_dataset_report
 from unet_trainer.system.console import Console
 
 pytestmark = pytest.mark.usefixtures("small_network")

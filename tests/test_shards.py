@@ -6,7 +6,7 @@ import pytest
 from helpers.runs import assert_same_run, train_until
 from helpers.shard_server import serving
 from train_unet import main, train
-from unet_trainer.datasets import shard_store
+from unet_trainer.data import shard_store
 from unet_trainer.inference.evaluation_data import find_validation_pairs
 
 
@@ -43,7 +43,7 @@ def test_shards_train_to_the_same_bits_as_files(run, shards):
 
 
 def test_shards_need_no_scan_since_their_index_has_the_facts(run, shards, monkeypatch):
-    from unet_trainer.datasets import scan
+    from unet_trainer.data import scan
 
     def refuse(*arguments):
         raise AssertionError("a file was scanned")

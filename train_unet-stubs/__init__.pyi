@@ -8,7 +8,7 @@ from unet_trainer.config.errors import TrainingFailed as TrainingFailed
 from unet_trainer.config.errors import UserError as UserError
 from unet_trainer.config.overrides import Overrides
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.converted import Pairs
+from unet_trainer.data.converted import Pairs
 from unet_trainer.model.custom import CustomLoss, CustomModel
 from unet_trainer.runs.tables import Row
 from unet_trainer.system.signals import Interrupted as Interrupted

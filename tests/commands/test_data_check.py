@@ -15,7 +15,7 @@ from train_unet import main, train
 from unet_trainer.commands import data_check
 from unet_trainer.commands.data_check import draw_sheet, sheet_name
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets import scan
+from unet_trainer.data import scan
 from unet_trainer.images.drawing import COLOURS
 from unet_trainer.system import concurrency
 

@@ -7,7 +7,7 @@ import pytest
 from helpers.layouts import bowl, disc, photo, write
 from train_unet import main
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.dataset_report import build_dataset_report
+from unet_trainer.data.dataset_report import build_dataset_report
 from unet_trainer.system.console import Console
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from unet_trainer.commands.data_check import build_answered_report
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.dataset_report import build_dataset_report
+from unet_trainer.data.dataset_report import build_dataset_report
 from unet_trainer.system.console import Console
 
 HEIGHT, WIDTH = 20, 30

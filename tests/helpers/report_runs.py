@@ -3,7 +3,7 @@
 import numpy as np
 
 from helpers.brightness_engine import bright_predictor
-from unet_trainer.datasets.pairs import Pair
+from unet_trainer.data.pairs import Pair
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.reports.gallery import draw_gallery
 from unet_trainer.runs.record import RunRecord

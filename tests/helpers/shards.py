@@ -2,9 +2,9 @@
 
 import tarfile
 
-from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.shard_index import Sample, Shard, ShardIndex, add_member
-from unet_trainer.datasets.shard_store import Files, ShardStore
+from unet_trainer.data.pairs import Pair
+from unet_trainer.data.shard_index import Sample, Shard, ShardIndex, add_member
+from unet_trainer.data.shard_store import Files, ShardStore
 
 
 def write_tar(path, files):

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from helpers.shards import write_index_of
-from unet_trainer.datasets.shard_store import Files, ShardStore
+from unet_trainer.data.shard_store import Files, ShardStore
 from unet_trainer.images.file_bytes import ReadError, file_stamp, is_file, open_file, read_bytes, read_with_stamp
 
 

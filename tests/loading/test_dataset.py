@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers.samples import build_dataset, keep, make_dataset, make_loader
-from unet_trainer.datasets.pairs import Pair
+from unet_trainer.data.pairs import Pair
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.image_spec import RGB_8BIT

@@ -11,7 +11,7 @@ from PIL import Image
 
 from helpers.brightness_engine import bright_predictor
 from helpers.report_runs import FOUR_IMAGES, scores_of, small_gallery, write_run
-from unet_trainer.datasets.pairs import Pair
+from unet_trainer.data.pairs import Pair
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.reports import gallery
 from unet_trainer.reports.gallery import choose_images, draw_gallery, draw_picture, make_gallery

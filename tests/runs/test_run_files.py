@@ -11,7 +11,7 @@ import pytest
 from helpers.runs import stop_after
 from helpers.steps import make_settings
 from train_unet import train
-from unet_trainer.datasets.pairs import Pair
+from unet_trainer.data.pairs import Pair
 from unet_trainer.images.tiling import WholeImages, tile_images
 from unet_trainer.runs.record import read_run_summary
 from unet_trainer.runs.tables import (

@@ -20,8 +20,8 @@ from helpers.runs import flip_a_bit
 from helpers.small_runs import ROW, SCORES, finish_epochs, make_run, said
 from helpers.steps import make_batch, make_settings, same, small_components, take_step
 from unet_trainer.config.errors import CheckpointError, NonFinite, TrainingFailed
-from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.splits import Split
+from unet_trainer.data.pairs import Pair
+from unet_trainer.data.splits import Split
 from unet_trainer.system.console import Console
 from unet_trainer.training import checkpoint
 from unet_trainer.training.checkpoint import (

@@ -9,7 +9,7 @@ import torch
 
 from helpers.samples import make_dataset
 from helpers.steps import CPU, FLOAT32, make_spec, plain_segmenter
-from unet_trainer.datasets.pairs import Pair
+from unet_trainer.data.pairs import Pair
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_decoding import MaskCoding, read_mask

@@ -18,10 +18,10 @@ from unet_trainer.commands.command_line import file_header, train_command
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS, Config, as_dict, id_names, to_plain
-from unet_trainer.datasets import mask_evidence as evidence
-from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, find_dataset
-from unet_trainer.datasets.mask_evidence import MaskEvidence, class_ids
-from unet_trainer.datasets.pairs import (
+from unet_trainer.data import mask_evidence as evidence
+from unet_trainer.data.dataset_report import DatasetReport, build_dataset_report, describe_sizes, find_dataset
+from unet_trainer.data.mask_evidence import MaskEvidence, class_ids
+from unet_trainer.data.pairs import (
     Box,
     Choice,
     FoundPairs,
@@ -31,8 +31,8 @@ from unet_trainer.datasets.pairs import (
     describe_problems,
     setting_lines,
 )
-from unet_trainer.datasets.scan import MaskFacts
-from unet_trainer.datasets.splits import describe_split
+from unet_trainer.data.scan import MaskFacts
+from unet_trainer.data.splits import describe_split
 from unet_trainer.images.drawing import COLOURS, contact_sheet, to_display
 from unet_trainer.images.file_bytes import DataError, naming
 from unet_trainer.images.image_decoding import Pixels, encode_image, read_image

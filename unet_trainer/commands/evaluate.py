@@ -176,7 +176,7 @@ def say_doubts(
     summary: dict[str, Any], predictor: Predictor, data: EvaluationData, given: argparse.Namespace, console: Console
 ) -> None:
     """What a reader of the numbers should know."""
-    from unet_trainer.datasets.splits import OF_ONE_IMAGE
+    from unet_trainer.data.splits import OF_ONE_IMAGE
 
     if summary["num_images"] < FEW_IMAGES:
         images = counted(summary["num_images"], "image")

@@ -11,7 +11,7 @@ from pathlib import Path
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, read_config_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import check_onnx, check_url
-from unet_trainer.datasets.pairs import first_few
+from unet_trainer.data.pairs import first_few
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, Kind, check_replaceable, delete_drafts, final_path
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import read_text
@@ -111,11 +111,11 @@ def shard(arguments: Sequence[str], script_config: ScriptConfig) -> None:
         raise UserError(f"--shard-mb: got {given.shard_mb:g}; need megabytes from 0.01 to 1000000, e.g. 256")
     check_url("--out", given.out)
     # numpy and OpenCV: a typo is answered before they are loaded
-    from unet_trainer.datasets.class_files import find_class_file
-    from unet_trainer.datasets.dataset_report import find_dataset, read_every_pair
-    from unet_trainer.datasets.scan import open_scan_cache
-    from unet_trainer.datasets.shard_store import Files, is_url
-    from unet_trainer.datasets.shards import describe_size, refuse_other_files, write_shards
+    from unet_trainer.data.class_files import find_class_file
+    from unet_trainer.data.dataset_report import find_dataset, read_every_pair
+    from unet_trainer.data.scan import open_scan_cache
+    from unet_trainer.data.shard_store import Files, is_url
+    from unet_trainer.data.shards import describe_size, refuse_other_files, write_shards
 
     out, shard_bytes, console = given.out, int(given.shard_mb * 10**6), Console()
     checkpoint_dir, data_dir = Path(config.checkpoint_dir), Path(config.data_dir)

@@ -85,7 +85,7 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
 
 def refuse_models(words: Sequence[str], model: str, checkpoint_dir: Path) -> None:
     """Raises UserError for a run or a model's file among the images."""
-    from unet_trainer.datasets.listing import is_run_folder
+    from unet_trainer.data.listing import is_run_folder
 
     for path in map(Path, words):
         place = path if path.exists() else checkpoint_dir / path
@@ -118,7 +118,7 @@ def _parser() -> CommandParser:
 
 
 def _say_result(stream: PredictionStream, inputs: Sequence[Input], seconds: float, console: Console) -> None:
-    from unet_trainer.datasets.pairs import Problem, describe_problems
+    from unet_trainer.data.pairs import Problem, describe_problems
 
     speed = f" ({stream.num_written / seconds:.1f} images/s)" if stream.num_written > 1 else ""
     rate = f" in {seconds:.1f} s{speed}" if stream.num_written else ""

@@ -40,7 +40,7 @@ class StoredFile(type(Path())):  # type: ignore[misc] # before Python 3.12 nothi
     """A file in a shard, where a Path is one on the disk: it has a path below that of its shard,
     data/cells-000000.tar/cell_17.png, and is read by its store, which sets these fields."""
 
-    store: Any  # datasets.shard_store.ShardStore
+    store: Any  # data.shard_store.ShardStore
     shown: str  # as messages name it: a path would turn the // of a URL into a /
     stamp: Stamp  # differs where the content does
     facts: Mapping[str, Any] | None  # of an image or of a mask, as the scan caches them

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unet_trainer.datasets.pairs import Pair
+from unet_trainer.data.pairs import Pair
 from unet_trainer.images.drawing import error_sheet, to_display
 from unet_trainer.images.file_bytes import naming, shown_path
 from unet_trainer.images.image_decoding import Pixels, encode_image, read_image

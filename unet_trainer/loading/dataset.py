@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unet_trainer.datasets.pairs import Pair
+from unet_trainer.data.pairs import Pair
 from unet_trainer.images.file_bytes import DataError, StoredFile, naming, read_bytes, shown_path
 from unet_trainer.images.image_decoding import EncodedImage, Pixels
 from unet_trainer.images.image_spec import ImageSpec

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import cv2
 import numpy as np
 
-from unet_trainer.datasets.pairs import Pair
+from unet_trainer.data.pairs import Pair
 from unet_trainer.images.drawing import ERROR_COLOURS, IGNORED_COLOUR, error_kinds, to_display
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels

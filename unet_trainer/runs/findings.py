@@ -10,7 +10,7 @@ from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import id_names
-from unet_trainer.datasets.pairs import first_few
+from unet_trainer.data.pairs import first_few
 from unet_trainer.model.baselines import Confusion, best_baseline
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.runs.folder import SAMPLES

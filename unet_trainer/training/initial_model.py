@@ -14,7 +14,7 @@ import torch
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import FIELDS, OWN, Config, parse_value, to_plain
-from unet_trainer.datasets.pairs import first_few
+from unet_trainer.data.pairs import first_few
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.model.network import adapt_channels, read_tensors
 from unet_trainer.model.segmenter import SegmenterSpec

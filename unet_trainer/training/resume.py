@@ -8,7 +8,7 @@ from typing import Any
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.config.resolved_config import ResolvedConfig, Setting, Settings
 from unet_trainer.config.schema import FIELDS, Config, parse_value
-from unet_trainer.datasets.splits import Split
+from unet_trainer.data.splits import Split
 from unet_trainer.images.image_spec import depth_name
 from unet_trainer.runs.findings import longer
 from unet_trainer.runs.folder import resume_command

@@ -10,11 +10,11 @@ from unet_trainer.config.choices import choose_number_format
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings, resolve
 from unet_trainer.config.schema import Config, id_names
-from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
-from unet_trainer.datasets.mask_evidence import absent_classes, class_shares, describe_classes
-from unet_trainer.datasets.measurements import measure_dataset
-from unet_trainer.datasets.scan import IMAGENET_REASON
-from unet_trainer.datasets.splits import describe_split
+from unet_trainer.data.dataset_report import CheckedDataset, describe_sizes
+from unet_trainer.data.mask_evidence import absent_classes, class_shares, describe_classes
+from unet_trainer.data.measurements import measure_dataset
+from unet_trainer.data.scan import IMAGENET_REASON
+from unet_trainer.data.splits import describe_split
 from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware, local_device
 from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is_here, why_offline
 from unet_trainer.system.console import Console, counted

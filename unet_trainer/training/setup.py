@@ -23,8 +23,8 @@ from unet_trainer.config.facts import HardwareFacts, StepCost
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict, class_names, id_names
-from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
-from unet_trainer.datasets.mask_evidence import class_table, ignored_share
+from unet_trainer.data.dataset_report import CheckedDataset, describe_sizes
+from unet_trainer.data.mask_evidence import class_table, ignored_share
 from unet_trainer.loading.augmentation import check_parameters
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends

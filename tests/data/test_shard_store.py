@@ -1,0 +1,126 @@
+"""Files behind a URL: parts of them, retries with growing waits, and one sentence for what cannot be mended."""
+
+import fsspec
+import pytest
+
+from helpers.shard_server import serving
+from unet_trainer.data import shard_store
+from unet_trainer.data.shard_store import Files, MissingFile
+from unet_trainer.images.file_bytes import ShardError
+
+CONTENT = bytes(range(200))
+
+
+class Troubled:
+    """A file system whose first calls fail."""
+
+    def __init__(self, *troubles):
+        self.troubles, self.calls = list(troubles), []
+
+    def cat_file(self, url, start, end):
+        self.calls.append((start, end))
+        trouble = self.troubles.pop(0) if self.troubles else None
+        if isinstance(trouble, Exception):
+            raise trouble
+        return CONTENT[start:end] if trouble is None else trouble
+
+    def info(self, url):
+        return {"size": None}
+
+
+class Status(Exception):
+    def __init__(self, status):
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    found = []
+    monkeypatch.setattr(shard_store.time, "sleep", found.append)
+    return found
+
+
+def troubled(*troubles):
+    system, files = Troubled(*troubles), Files("memory://bucket", (0.5, 1.0, 2.0))
+    files.connect = lambda protocol, process: system
+    return system, files
+
+
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        *((trouble, None) for trouble in (OSError("reset"), Status(429), RuntimeError("odd"), b"short")),
+        (FileNotFoundError("x"), "a.tar is not there"),
+        (PermissionError("Access Denied"), r"cannot be read \(Access Denied\)"),
+        (Status(403), r"cannot be read \(status 403\)"),
+        (NotImplementedError(), r"cannot be read \(NotImplementedError"),
+    ],
+)
+def test_what_may_pass_is_tried_again_with_growing_waits_and_anything_else_told_at_once(trouble, message, slept):
+    system, files = troubled(trouble, trouble)
+    if message is None:
+        assert files.read("a.tar", 10, 20) == CONTENT[10:20]
+        assert 0.25 <= slept[0] <= 0.5 <= slept[1] <= 1.0
+    else:
+        with pytest.raises(ShardError, match=message):
+            files.read("a.tar", 10, 20)
+    assert system.calls == [(10, 20)] * (3 if message is None else 1)
+
+
+def test_a_missing_package_is_named_and_other_protocols_load_nothing(monkeypatch):
+    def missing(protocol, **options):
+        raise ImportError("Install s3fs")
+
+    monkeypatch.setattr(fsspec, "filesystem", missing)
+    with pytest.raises(ShardError, match="needs the package s3fs: pip install s3fs"):
+        Files("s3://b", ()).read("a.tar")
+    with pytest.raises(ShardError, match=r"is not known; need s3://, gs://"):
+        Files("ftp://host/x", ()).read("a")
+
+
+def test_files_are_written_found_sized_and_deleted(tmp_path):
+    files = Files(f"memory://{tmp_path.name}/", ())
+    assert files.find() == []
+    for name in ("x/a.tar", "b.tar"):
+        with files.writing(name) as file:
+            file.write(CONTENT)
+    assert files.find() == ["b.tar", "x/a.tar"]
+    assert files.size_and_version("b.tar")[0] == 200
+    assert files.read("b.tar") == CONTENT
+    assert files.read_through("b.tar", lambda file: (file.read(10), file.seek(150), file.read(), file.read(1))) == (
+        CONTENT[:10], 150, CONTENT[150:], b"",
+    )  # fmt: skip
+    files.delete("b.tar")
+    with pytest.raises(MissingFile):
+        files.size_and_version("b.tar")
+
+
+@pytest.fixture
+def server(tmp_path):
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.tar").write_bytes(CONTENT)
+    with serving(tmp_path / "data") as found:
+        yield found
+
+
+def test_a_web_server_is_listed_tells_missing_files_and_refusals_and_is_told_when_it_is_gone(server):
+    files = Files(server.url, (0.01,))
+    assert files.find() == ["a.tar"]
+    server.head_faults.append(503)  # is asked again
+    assert files.size_and_version("a.tar")[0] == 200
+    assert files.has_ranges("a.tar")
+    server.faults.append("whole")
+    assert not files.has_ranges("a.tar")
+    with pytest.raises(MissingFile, match=r"b.tar is not there"):
+        files.read("b.tar", 0, 5)
+    server.faults.append(403)
+    with pytest.raises(ShardError, match="403"):
+        Files(server.url, (60.0,)).read("a.tar", 0, 5)
+    server.head_faults.extend([403] * 9)
+    with pytest.raises(ShardError, match="403") as raised:
+        files.size_and_version("a.tar")
+    assert not isinstance(raised.value, MissingFile)
+    with pytest.raises(ShardError, match=r"cannot be read .*2 tries"):
+        Files("http://127.0.0.1:9", (0.01,)).read("a.tar", 0, 5)

@@ -1,0 +1,201 @@
+"""The index of shards, shards.json: where image and mask of each sample lie in a tar file, checksums, and their facts.
+
+Shards of other tools are indexed once, by WebDataset's naming, in which the files of a sample share their name up to
+the first dot. Nothing is ever unpacked."""
+
+import io
+import json
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from unet_trainer.data.name_matching import part_in
+from unet_trainer.images.file_bytes import ShardError
+from unet_trainer.system.input_files import parse_json
+
+INDEX_NAME = "shards.json"
+UNFINISHED = "unfinished"  # a file that stands beside shards until their index is written
+FORMAT = 2
+MAX_CLASSES = 254
+BLOCK = tarfile.BLOCKSIZE
+NOT_PLAIN = "shards are read at any place and must be plain tar: decompress it"
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
+# What damaged or hostile headers raise: wrong numbers, lengths beyond memory, headers of headers of headers.
+TAR_ERRORS = (tarfile.TarError, EOFError, OverflowError, ValueError, MemoryError, RecursionError)
+# Extensions of WebDataset, without the first dot, in lower case.
+IMAGES = ("jpg", "jpeg", "png", "bmp", "tif", "tiff", "webp", "gif", "npy")
+IMAGE_WORDS = ("image", "img", "input", "rgb", "photo")  # a.image.jpg
+MASK_WORDS = ("mask", "masks", "seg", "segmentation", "label", "labels", "gt", "target", "annotation", "annot")
+LOSSLESS = ("png", "tif", "tiff", "bmp", "gif", "npy")  # a mask beside a photo, a.png beside a.jpg, is one of these
+END_BYTES = 2**20  # behind the end of an archive that must be zeros: the rest of its last record
+
+
+def path_in_shard(name: str) -> str:
+    """A member's name as it stands in a path below that of its shard: ./a.jpg is a.jpg."""
+    return PurePosixPath(name.lstrip("/")).as_posix() if "/" in name or not name else name
+
+
+def _require_text(value: str) -> str:
+    if not value.isascii():
+        value.encode("utf-8", "surrogateescape")  # a surrogate that stands for no byte of a name is a ValueError
+    if "\0" in value:
+        raise ValueError("it holds a NUL")
+    return value
+
+
+def _require_inside(value: str) -> str:
+    if not {"", ".", ".."}.isdisjoint(value.split("/")):
+        raise ValueError(f"{value!r:.60} is no path below the shards")
+    return value
+
+
+Natural = Annotated[int, Field(strict=True, ge=0)]
+Text = Annotated[str, AfterValidator(_require_text)]
+InnerPath = Annotated[Text, AfterValidator(_require_inside)]
+
+
+class Member(NamedTuple):
+    """A file in a shard."""
+
+    name: InnerPath
+    offset: Natural
+    length: Natural
+    checksum: Natural  # CRC-32
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+class Sample(NamedTuple):
+    """An image and its mask in one shard."""
+
+    name: Text
+    image: Member
+    mask: Member
+    part: Literal["", "train", "val", "test"] = ""  # empty: not divided
+    group: Text = ""
+    image_facts: dict[str, Any] | None = None  # as the scan caches them
+    mask_facts: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    name: Annotated[InnerPath, Field(pattern=r"\.tar$")]  # relative to the index, with slashes
+    num_bytes: Natural
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    shards: tuple[Shard, ...]
+    class_names: tuple[Text, ...] | None = None
+    num_classes: Annotated[Natural, Field(ge=1, le=MAX_CLASSES)] | None = None
+    unpaired: tuple[Text, ...] = ()  # SHARD/KEY of samples of other tools without an image or without a mask
+    class_file: tuple[Text, Text] | None = None  # name and text of the file that names the classes, if there was one
+
+    @property
+    def num_samples(self) -> int:
+        return sum(len(shard.samples) for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(shard.num_bytes for shard in self.shards)
+
+
+def index_to_json(index: ShardIndex) -> str:
+    return json.dumps({"format": FORMAT, **asdict(index)})
+
+
+def index_from_json(text: str | bytes) -> ShardIndex:
+    """Raises ShardError, without the file's name, for what `index_to_json` cannot have written."""
+    try:
+        content = parse_json(text)
+        if content["format"] != FORMAT:
+            raise ShardError(
+                f"format {content['format']!r:.20}; this version reads format {FORMAT}: write them again with shard"
+            )
+        index: ShardIndex = TypeAdapter(ShardIndex).validate_python(content)
+        if len({shard.name for shard in index.shards}) < len(index.shards):
+            raise ValueError("a shard is listed twice")
+        for shard in index.shards:
+            if any(member.end > shard.num_bytes for sample in shard.samples for member in (sample.image, sample.mask)):
+                raise ValueError(f"a file lies beyond the end of {shard.name}")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ShardError(f"not an index of shards ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
+    except (ValueError, LookupError, TypeError) as error:
+        raise ShardError(f"not an index of shards ({error or type(error).__name__})") from None
+    return index
+
+
+def add_member(archive: tarfile.TarFile, name: str, content: bytes) -> Member:
+    """Appends a file. Its header depends on name and content alone: no times, no owners."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(content), 0o644
+    archive.addfile(info, io.BytesIO(content))
+    padded = -(-len(content) // BLOCK) * BLOCK
+    return Member(name, archive.offset - padded, len(content), zlib.crc32(content))
+
+
+def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
+    """Name, offset and length of the plain files in a tar file. Raises ShardError, also where tarfile takes a damaged
+    header, or a file that was cut off between two members, for the end."""
+    if file.read(6).startswith(COMPRESSED):
+        raise ShardError(f"compressed; {NOT_PLAIN}")
+    file.seek(0)
+    position = 0
+    try:
+        with tarfile.TarFile(fileobj=file, mode="r") as archive:
+            while (info := archive.next()) is not None:
+                if info.size < 0 or archive.offset <= position:  # it would be read again, endlessly
+                    raise ValueError(f"the member at byte {info.offset} has a size of {info.size} bytes")
+                position = archive.offset
+                archive.members.clear()  # type: ignore[attr-defined] # which it would keep for extracting
+                if info.islnk() or info.issparse():
+                    fix = "pack the files again, with tar --hard-dereference and without --sparse"
+                    raise ValueError(f"{info.name} is a hard link or a sparse file: {fix}")
+                if info.isreg():
+                    yield info.name, info.offset_data, info.size
+            file.seek(archive.offset)
+        rest = file.read(END_BYTES)
+        if not rest or any(rest):
+            fix = "copy it again; if tar files were joined, unpack it with tar -xif FILE and pack the files again"
+            raise ValueError(f"no end marker, or something behind it, at byte {archive.offset}: {fix}")
+    except TAR_ERRORS as error:
+        raise ShardError(f"not a complete tar file ({error or type(error).__name__})") from None
+
+
+def index_shard(name: str, num_bytes: int, file: BinaryIO) -> tuple[Shard, list[str]]:
+    """The samples of a shard of any tool, and those that lack an image or a mask. Raises ShardError."""
+    by_key: dict[str, list[Member]] = {}  # WebDataset's key is the path up to the first dot of its last part
+    for raw, offset, length in list_members(file):
+        path = path_in_shard(raw)
+        folder, slash, last = path.rpartition("/")
+        key, _, extension = last.partition(".")
+        if key and extension.lower().rpartition(".")[2] in IMAGES:
+            file.seek(offset)
+            content = file.read(min(length, num_bytes))  # a damaged header may have any length
+            if len(content) < length:
+                raise ShardError(f"it ends within {raw}")
+            by_key.setdefault(f"{folder}{slash}{key}", []).append(Member(path, offset, length, zlib.crc32(content)))
+    found = {key: _image_and_mask(members) for key, members in by_key.items()}
+    part = part_in([name])  # train/a-000.tar and a-val-000.tar say their part
+    samples = tuple(Sample(key, *pair, part or "") for key, pair in found.items() if pair is not None)
+    return Shard(name, num_bytes, samples), [f"{name}/{key}" for key, pair in found.items() if pair is None]
+
+
+def _image_and_mask(members: Sequence[Member]) -> tuple[Member, Member] | None:
+    """a.jpg or a.image.jpg with a.seg.png, a.mask.png or a.png; None if there is no such pair, or more than one."""
+    words = {member: member.name.rpartition("/")[2].lower().split(".")[1:] for member in members}
+    images = [member for member in members if len(words[member]) == 1 or words[member][-2] in IMAGE_WORDS]
+    masks = [member for member in members if len(words[member]) > 1 and words[member][-2] in MASK_WORDS]
+    if not masks and len(images) == 2:  # a.jpg and a.png
+        masks = [member for member in images if words[member][0] in LOSSLESS]
+        images = [member for member in images if member not in masks]
+    return (images[0], masks[0]) if len(images) == len(masks) == 1 else None
