@@ -52,7 +52,7 @@ from unet_trainer.training.extension import Callback, CustomParts, collect_callb
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
     from unet_trainer.config.overrides import Overrides
-    from unet_trainer.data.converted import Pairs
+    from unet_trainer.data.formats.given import Pairs
     from unet_trainer.model.custom import CustomLoss, CustomModel
     from unet_trainer.runs.tables import Row
     from unet_trainer.training.result import TrainResult

@@ -44,7 +44,7 @@ def tiny_data(shared_folder: Path) -> Path:
     """12 pairs of 64×64, masks in {0, 255}; 10 train and 2 validate at the default val_fraction. Read-only by agreement."""
     from filelock import FileLock
 
-    from unet_trainer.data.demo import write_demo
+    from unet_trainer.data.formats.demo import write_demo
 
     with FileLock(shared_folder / "tiny.lock"):
         if not (shared_folder / "tiny").is_dir():

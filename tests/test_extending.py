@@ -15,7 +15,7 @@ from train_unet import follow, train
 from unet_trainer import Callback, load
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.data.converted import write_given
+from unet_trainer.data.formats.given import write_given
 from unet_trainer.runs.folder import resume_command
 
 

@@ -14,8 +14,8 @@ import pytest
 from helpers.ordinary_user import run_in_child, run_script
 from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import words
-from unet_trainer.data import demo
-from unet_trainer.data.demo import write_demo
+from unet_trainer.data.formats import demo
+from unet_trainer.data.formats.demo import write_demo
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from helpers.runs import assert_same_run
 from unet_trainer.commands import runs
 from unet_trainer.commands.runs import comparison_lines
 from unet_trainer.config.errors import UserError
-from unet_trainer.data.converted import has_pages, page_types
+from unet_trainer.data.formats.stacks import has_pages, page_types
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import EncodedImage, decode_image
 from unet_trainer.images.image_spec import RGB_8BIT, open_reader, read_small

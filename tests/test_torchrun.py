@@ -14,7 +14,7 @@ from helpers.jobs import ForkedJob, end, torchrun
 from helpers.killed_runs import wait_until
 from helpers.ports import free_port
 from helpers.runs import assert_same_run, weights_digest
-from unet_trainer.data.demo import write_demo
+from unet_trainer.data.formats.demo import write_demo
 from unet_trainer.runs.record import read_run_summary
 from unet_trainer.training.checkpoint import read_checkpoint, read_run
 

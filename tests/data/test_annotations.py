@@ -15,6 +15,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.data.annotations import FORMATS, find_annotations
 from unet_trainer.data.formats import objects, shapes, values
 from unet_trainer.data.formats.shapes import draw_line, fill_polygon
+from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import read_mask
 
@@ -40,7 +41,10 @@ class Folder:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
 
     def find(self, **settings):
-        return find_annotations(Config(checkpoint_dir=str(self.checkpoints), **settings), self.path)
+        config = Config(data_dir=str(self.path), checkpoint_dir=str(self.checkpoints), **settings)
+        place = Place.of(config)
+        pairs = find_annotations(place, config)
+        return None if pairs is None else place.found(pairs)
 
     def refuses(self, message, **settings):
         with pytest.raises(DataError, match=message):

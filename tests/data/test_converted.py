@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tifffile
 
-from unet_trainer.data.converted import Conversion, Converter, cut_blocks, split_into_pages
+from unet_trainer.data.converted import Conversion, Converter
+from unet_trainer.data.formats.large_image import cut_blocks
+from unet_trainer.data.formats.stacks import split_into_pages
 from unet_trainer.data.pairs import Box, Pair
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import EncodedImage, read_image

@@ -15,7 +15,8 @@ from PIL import Image
 from helpers import layouts
 from helpers.report_data import HEIGHT, WIDTH, Dataset, noise, square
 from unet_trainer.config.load import load_config
-from unet_trainer.data.dataset_report import build_dataset_report, find_dataset
+from unet_trainer.data.dataset_report import build_dataset_report
+from unet_trainer.data.find import find_dataset
 from unet_trainer.data.mask_evidence import class_ids
 from unet_trainer.data.pairs import FoundPairs, Pair
 from unet_trainer.images.file_bytes import DataError

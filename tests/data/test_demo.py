@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.data import demo
-from unet_trainer.data.demo import ensure_demo, write_demo
+from unet_trainer.data.formats import demo
+from unet_trainer.data.formats.demo import ensure_demo, write_demo
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import tifffile
 
 from helpers import layouts
 from unet_trainer.config.load import load_config
-from unet_trainer.data.dataset_report import find_dataset
+from unet_trainer.data.find import find_dataset
 from unet_trainer.data.splits import build_split
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS

@@ -7,7 +7,7 @@ import pytest
 
 from helpers.layouts import write
 from unet_trainer.config.load import load_config
-from unet_trainer.data.dataset_report import find_dataset
+from unet_trainer.data.find import find_dataset
 from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.row_writers import PngWriter
 from unet_trainer.system.console import Console

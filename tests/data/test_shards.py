@@ -13,7 +13,7 @@ from helpers.shard_server import serving
 from helpers.shards import write_index_of, write_shard, write_tar
 from unet_trainer.config.schema import Config
 from unet_trainer.data import shard_store, shards
-from unet_trainer.data.dataset_report import find_dataset
+from unet_trainer.data.find import find_dataset
 from unet_trainer.data.pairs import FoundPairs, Pair
 from unet_trainer.data.scan import scan_pairs
 from unet_trainer.data.shard_index import INDEX_NAME, UNFINISHED, Shard, ShardIndex, index_from_json, index_to_json

@@ -9,8 +9,8 @@ import pytest
 
 from unet_trainer.config.load import load_config
 from unet_trainer.data.converted import Converter
+from unet_trainer.data.formats.table import listed_files, read_split_csv, split_csv_text
 from unet_trainer.data.pairs import Box, FoundPairs, Pair
-from unet_trainer.data.split_file import listed_files, read_split_csv, split_csv_text
 from unet_trainer.data.splits import Split, add_groups, build_split, choose_image_blocks
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import decode_image, write_image

@@ -7,7 +7,7 @@ import pytest
 from helpers.killed_runs import leave_out_pictures
 from helpers.project import TINY_MODEL
 from train_unet import train
-from unet_trainer.data.demo import draw_sample
+from unet_trainer.data.formats.demo import draw_sample
 from unet_trainer.data.pairs import Pair
 from unet_trainer.images.image_decoding import write_image
 

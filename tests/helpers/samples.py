@@ -3,7 +3,7 @@
 import hashlib
 
 from unet_trainer.config.load import load_config
-from unet_trainer.data.dataset_report import find_dataset
+from unet_trainer.data.find import find_dataset
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import read_image
 from unet_trainer.images.image_spec import RGB_8BIT

@@ -34,7 +34,7 @@ from train_unet import main  # noqa: E402
 from unet_trainer import load as load_model  # noqa: E402
 from unet_trainer.config.load import load_config  # noqa: E402
 from unet_trainer.data.dataset_report import build_dataset_report  # noqa: E402
-from unet_trainer.data.demo import draw_sample  # noqa: E402
+from unet_trainer.data.formats.demo import draw_sample  # noqa: E402
 from unet_trainer.images.image_decoding import write_image  # noqa: E402
 from unet_trainer.images.tiling import WholeImages  # noqa: E402
 from unet_trainer.loading.dataset import PairSize, SegmentationDataset  # noqa: E402

@@ -9,7 +9,7 @@ import pytest
 import tifffile
 
 from helpers.image_bytes import change_tag, cv2_bytes, point_back, shared_strip_tiff, tiff_bytes
-from unet_trainer.data.converted import has_pages, page_types
+from unet_trainer.data.formats.stacks import has_pages, page_types
 from unet_trainer.images import tiff_files
 from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.image_decoding import EncodedImage, decode_image

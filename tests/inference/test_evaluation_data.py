@@ -11,7 +11,7 @@ import pytest
 from helpers.evaluated_models import bright, write_pairs
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
-from unet_trainer.data.split_file import split_csv_text
+from unet_trainer.data.formats.table import split_csv_text
 from unet_trainer.data.splits import Split
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.mask_decoding import COLOUR, MaskCoding

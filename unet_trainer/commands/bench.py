@@ -38,7 +38,7 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     if options.step:
         return time_step(config, console)
     check_before_imports(config)
-    from unet_trainer.data.dataset_report import find_dataset
+    from unet_trainer.data.find import find_dataset
     from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware
 
     find_dataset(config, console)  # reports data that no row could train on

@@ -112,7 +112,8 @@ def shard(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     check_url("--out", given.out)
     # numpy and OpenCV: a typo is answered before they are loaded
     from unet_trainer.data.class_files import find_class_file
-    from unet_trainer.data.dataset_report import find_dataset, read_every_pair
+    from unet_trainer.data.dataset_report import read_every_pair
+    from unet_trainer.data.find import find_dataset
     from unet_trainer.data.scan import open_scan_cache
     from unet_trainer.data.shard_store import Files, is_url
     from unet_trainer.data.shards import describe_size, refuse_other_files, write_shards

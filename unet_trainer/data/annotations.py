@@ -3,23 +3,22 @@ once. 0 is the background, 1 the first class. A format that is not read is named
 
 import re
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.schema import Config
-from unet_trainer.data.converted import Converter
+from unet_trainer.data.csv_tables import read_header
 from unet_trainer.data.formats import coco, labelme, rle_table, yolo
-from unet_trainer.data.formats.objects import Annotations, File, Place, draw_masks
+from unet_trainer.data.formats.objects import AnnotatedFolder, Annotations, File, draw_masks
 from unet_trainer.data.formats.values import MAX_FILE_BYTES, NUM_LOOKED_AT, has_keys, inside
 from unet_trainer.data.listing import Listing, describe_results, list_files, walk
-from unet_trainer.data.pairs import FoundPairs
-from unet_trainer.data.split_file import read_header
+from unet_trainer.data.pairs import Pair
+from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, describe_file
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
-from unet_trainer.system.console import Console, counted
+from unet_trainer.system.console import counted
 
 # Name → what reads the annotations of a place, None if there are none of this format; raises DataError.
 FORMATS = {"COCO": coco.find, "LabelMe": labelme.find, "YOLO": yolo.find, "run lengths": rle_table.find}
@@ -48,10 +47,9 @@ class UnknownAnnotations(DataError):
     """There are annotations, none of them of a format that is read."""
 
 
-def find_annotations(
-    config: Config, data_dir: Path, console: Console | None = None, listing: Listing | None = None
-) -> FoundPairs | None:
+def find_annotations(place: Place, config: Config) -> list[Pair] | None:
     """The pairs of images and drawn masks; None without annotations in data_dir or mask_dir. Raises DataError."""
+    data_dir, listing = place.data_dir, place.listing
     folder, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
     texts = [folder] if folder.is_file() else sorted(walk(folder, listing=listing, endings=(*EXTENSIONS,)))
     if not texts or not image_root.is_dir():
@@ -71,11 +69,11 @@ def find_annotations(
                 contents.append((path, _read(path)))
         except DataError as error:
             broken = broken or str(error)
-    place = Place(data_dir, image_root, images, contents, config.class_names or ())
+    folder_place = AnnotatedFolder(data_dir, image_root, images, contents, config.class_names or ())
     tools: dict[str, Annotations | DataError] = {}
     for name, find in FORMATS.items():
         try:
-            if (annotations := find(place)) is not None:
+            if (annotations := find(folder_place)) is not None:
                 tools[name] = annotations
         except DataError as error:  # raised below, if there is only this format
             tools[name] = error
@@ -83,15 +81,16 @@ def find_annotations(
         several = f"annotations of {' and '.join(tools)} in {data_dir}"
         raise DataError(f"mask_dir: {several}; set mask_dir to the folder or file of one")
     for path, content in () if tools else contents:
-        if description := _describe(path, content, place):
+        if description := _describe(path, content, folder_place):
             raise UnknownAnnotations(f"{path} {description}")
     if broken:
         raise DataError(broken) if tools else UnknownAnnotations(broken)
     for result in tools.values():
         if isinstance(result, DataError):
             raise result
-        drawn = draw_masks(place, result, Converter(data_dir, Path(config.checkpoint_dir), console))
-        return replace(drawn, notices=(*drawn.notices, describe_results(results))) if results else drawn
+        pairs = place.take(draw_masks(folder_place, result, place.converter))
+        place.notices += [describe_results(results)] if results else []
+        return pairs
     return None
 
 
@@ -109,7 +108,7 @@ def _read(path: Path) -> Any:
     return read_header(path) if suffix == ".csv" else None
 
 
-def _describe(path: Path, content: Any, place: Place) -> str:
+def _describe(path: Path, content: Any, place: AnnotatedFolder) -> str:
     """What a file of another tool is, and what to do; "" if it is no annotation."""
     suffix, what = path.suffix.lower(), ""
     if path.name in ("metadata.csv", "metadata.jsonl"):

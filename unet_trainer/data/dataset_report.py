@@ -13,15 +13,13 @@ from typing import Any
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
-from unet_trainer.config.schema import Config, id_names, is_demo_dir, to_plain
+from unet_trainer.config.schema import Config, id_names, to_plain
 from unet_trainer.data import dataset_notices as notices
 from unet_trainer.data import mask_evidence, scan
-from unet_trainer.data.annotations import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.data.class_files import find_class_file
-from unet_trainer.data.converted import Converter, cut_blocks
-from unet_trainer.data.demo import ensure_demo
-from unet_trainer.data.folder_pairs import find_in_folders
-from unet_trainer.data.listing import Listing, refuse_unreadable
+from unet_trainer.data.converted import Converter
+from unet_trainer.data.find import find_dataset
+from unet_trainer.data.formats.large_image import cut_blocks
 from unet_trainer.data.mask_evidence import MIN_PICTURE, VOID, MaskEvidence, class_ids
 from unet_trainer.data.mask_question import ask_for_classes, describe_misfit
 from unet_trainer.data.mask_reading import ChosenClasses, choose_classes
@@ -29,9 +27,7 @@ from unet_trainer.data.near_duplicates import Series, build_views, find_near_dup
 from unet_trainer.data.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.data.pairs import FoundPairs, Pair, Problem, Question, describe_problems
 from unet_trainer.data.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
-from unet_trainer.data.shards import find_in_shards
-from unet_trainer.data.split_file import describe_unread_tables, read_split_csv
-from unet_trainer.data.splits import OF_ONE_IMAGE, Split, add_groups, build_split, choose_image_blocks
+from unet_trainer.data.splits import OF_ONE_IMAGE, Split, build_split, choose_image_blocks
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, read_mask
@@ -377,56 +373,3 @@ def _compare_neighbours(report: DatasetReport, config: Config, console: Console)
     else:
         text, report.advised = find_neighbours(config, report.pairs, report.images, console)
     report.notices += [text] if text else []
-
-
-def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
-    """The pairs of data_dir, by its folders, its annotations or split_file; the demo is made if it is missing. Masks
-    that are not one file for each image are written as such under checkpoint_dir. Raises DataError."""
-    data_dir, listing = Path(config.data_dir), Listing()
-    if is_demo_dir(data_dir) and ensure_demo(data_dir) and console is not None:
-        console.say(f"Made the demo dataset in {data_dir}")
-    stored = find_in_shards(config, console, listing)
-    if stored is None:
-        refuse_unreadable(data_dir, [config.image_dir, config.mask_dir], listing)
-    if stored is None and not data_dir.is_dir():
-        what = "is not a folder" if data_dir.exists() else "does not exist"
-        raise DataError(f"data_dir: {data_dir} {what}; need a folder with images/ and masks/")
-    if config.split_file is None:
-        found = stored or _find_masks_or_annotations(config, data_dir, listing, console)
-    else:
-        places = list(dict.fromkeys([Path(config.split_file), data_dir / config.split_file]))
-        table = next((place for place in places if place.is_file()), None)
-        if table is None:
-            raise DataError(f"split_file: no file {' or '.join(str(place) for place in places)}")
-        converter = Converter(data_dir, Path(config.checkpoint_dir), console)
-        found = read_split_csv(table, data_dir, stored, converter)
-        if config.group_pattern and any(pair.group for pair in found.pairs):
-            raise DataError(
-                f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column"
-            )
-    return (
-        replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found
-    )
-
-
-def _find_masks_or_annotations(config: Config, data_dir: Path, listing: Listing, console: Console | None) -> FoundPairs:
-    """Masks in folders come first; where there are none, annotations are looked for."""
-    unread = describe_unread_tables(data_dir, listing)
-    try:
-        found = find_in_folders(config, data_dir, console, listing)
-    except DataError as error:
-        has_answers = isinstance(error, Question) and bool(error.choices)  # there are masks, and the user has to choose
-        try:
-            drawn = find_annotations(config, data_dir, console, listing)
-        except UnknownAnnotations:
-            if has_answers:
-                raise error from None
-            raise
-        if drawn is not None:
-            return drawn
-        others = [*unread, *describe_other_files(data_dir, listing)]
-        if not others or has_answers:
-            raise
-        raise DataError("\n  ".join([str(error), *others])) from None
-    others = describe_other_files(data_dir, listing) if found.problems or config.unpaired == "skip" else []
-    return replace(found, notices=(*found.notices, *unread, *others))

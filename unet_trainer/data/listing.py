@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from unet_trainer.data.name_matching import folder_meaning
+from unet_trainer.data.names import folder_meaning
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, VOLUME_EXTENSIONS
 from unet_trainer.system.console import counted
@@ -102,6 +102,14 @@ def refuse_unreadable(data_dir: Path, others: Sequence[str | None] = (), listing
         if folder.is_dir() and not os.access(folder, mode):
             fix = "need the permissions r and x on it (chmod u+rx), or another user"
             raise DataError(f"data_dir: {folder} cannot be read (Permission denied); {fix}")
+
+
+def refuse_missing(data_dir: Path, others: Sequence[str | None], listing: Listing) -> None:
+    """As refuse_unreadable, and where data_dir is no folder."""
+    refuse_unreadable(data_dir, others, listing)
+    if not data_dir.is_dir():
+        what = "is not a folder" if data_dir.exists() else "does not exist"
+        raise DataError(f"data_dir: {data_dir} {what}; need a folder with images/ and masks/")
 
 
 def is_run_folder(folder: Path) -> bool:

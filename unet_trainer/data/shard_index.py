@@ -14,7 +14,7 @@ from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from unet_trainer.data.name_matching import part_in
+from unet_trainer.data.names import part_in
 from unet_trainer.images.file_bytes import ShardError
 from unet_trainer.system.input_files import parse_json
 

@@ -20,6 +20,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.data import shard_index
 from unet_trainer.data.listing import Listing, list_files, walk
 from unet_trainer.data.pairs import SKIP, FoundPairs, Pair, Part, Problem, first_few
+from unet_trainer.data.place import Place
 from unet_trainer.data.scan import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.data.shard_index import INDEX_NAME, UNFINISHED, Sample, Shard, ShardIndex, index_shard
 from unet_trainer.data.shard_store import WAITS, Files, MissingFile, RangeCache, ShardStore, is_url, short_digest
@@ -162,6 +163,14 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
             bar.tick()
     shards = tuple(shard for index in indices for shard in index.shards)
     return ShardIndex(shards, unpaired=tuple(key for index in indices for key in index.unpaired))
+
+
+def find(place: Place, config: Config) -> list[Pair] | None:
+    """The pairs of the shards that data_dir names; None if it names none, or where split_file says which to use."""
+    if config.split_file is not None:
+        return None
+    found = find_in_shards(config, place.console, place.listing)
+    return None if found is None else place.take(found)
 
 
 def find_in_shards(config: Config, console: Console | None = None, listing: Listing | None = None) -> FoundPairs | None:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.data.annotations import describe_other_files
-from unet_trainer.data.layouts import images_of_dataset
+from unet_trainer.data.formats.layouts import images_of_dataset
+from unet_trainer.data.formats.table import read_table
 from unet_trainer.data.listing import list_files, resolved
 from unet_trainer.data.pairs import first_few
 from unet_trainer.data.shards import open_shards
-from unet_trainer.data.split_file import read_table
 from unet_trainer.images.file_bytes import is_file
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result

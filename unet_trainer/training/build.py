@@ -20,10 +20,11 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import OWN, Config
 from unet_trainer.data.converted import Converter
-from unet_trainer.data.dataset_report import CheckedDataset, build_dataset_report, find_dataset
+from unet_trainer.data.dataset_report import CheckedDataset, build_dataset_report
+from unet_trainer.data.find import find_dataset
+from unet_trainer.data.formats.table import read_split_csv
 from unet_trainer.data.mask_evidence import class_ids, class_shares
 from unet_trainer.data.pairs import FoundPairs, Pair
-from unet_trainer.data.split_file import read_split_csv
 from unet_trainer.images.drawing import error_sheet
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels

@@ -31,7 +31,7 @@ from unet_trainer.config.errors import (
 )
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.schema import FIELDS, parse_value
-from unet_trainer.data.split_file import split_csv_text
+from unet_trainer.data.formats.table import split_csv_text
 from unet_trainer.data.splits import Split
 from unet_trainer.images.image_decoding import Pixels, encode_image
 from unet_trainer.model.segmenter import Segmenter, network_weights

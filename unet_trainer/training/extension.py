@@ -12,7 +12,7 @@ from unet_trainer.config.schema import OWN, Config
 
 if TYPE_CHECKING:
     from unet_trainer.config.resolved_config import ResolvedConfig
-    from unet_trainer.data.converted import Pairs
+    from unet_trainer.data.formats.given import Pairs
     from unet_trainer.model.custom import CustomLoss, CustomModel
     from unet_trainer.runs.tables import Row
     from unet_trainer.training.result import TrainResult
@@ -78,7 +78,7 @@ class CustomParts(NamedTuple):
         if self.model is not None:
             changes |= {"architecture": OWN, "encoder_weights": None}
         if self.train_data is not None:
-            from unet_trainer.data.converted import write_given
+            from unet_trainer.data.formats.given import write_given
 
             folder = Path(config.checkpoint_dir) / ".given"
             changes["data_dir"] = str(write_given({"train": self.train_data, "val": self.val_data}, folder))

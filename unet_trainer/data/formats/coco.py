@@ -6,14 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.data.formats.objects import AnnotatedImage, Annotations, Entry, Place
+from unet_trainer.data.formats.objects import AnnotatedFolder, AnnotatedImage, Annotations, Entry
 from unet_trainer.data.formats.shapes import Patch, decompress_counts, fill_counts, fill_polygon, join
 from unet_trainer.data.formats.values import NO_MASK, as_name, as_points, as_size, has_keys, inside, note
 from unet_trainer.data.pairs import first_few
 from unet_trainer.images.file_bytes import ReadError
 
 
-def find(place: Place) -> Annotations | None:
+def find(place: AnnotatedFolder) -> Annotations | None:
     annotations = Annotations("COCO", "by category id", "the smaller object is on top")
     files = [file for file in place.contents if has_keys(file[1], "images annotations categories")]
     files = [file for file in files if not has_keys(file[1], "segments_info")]  # panoptic

@@ -11,7 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from unet_trainer.data.formats.objects import IGNORE_NAME, AnnotatedImage, Annotations, Entry, Place
+from unet_trainer.data.formats.objects import IGNORE_NAME, AnnotatedFolder, AnnotatedImage, Annotations, Entry
 from unet_trainer.data.formats.shapes import EMPTY, Patch, draw_line, fill_polygon, paste
 from unet_trainer.data.formats.values import as_name, as_points, as_size, has_keys, inside, plain
 from unet_trainer.data.pairs import first_few
@@ -23,7 +23,7 @@ LINE_WIDTH = 10.0
 POINTS = "point", "points"
 
 
-def find(place: Place) -> Annotations | None:
+def find(place: AnnotatedFolder) -> Annotations | None:
     """Labels are typed in LabelMe: those that differ only in case or spaces are one class, with the name that
     class_names has, or that most objects have. Several names of class_names stay apart."""
     annotations = Annotations("LabelMe", "in alphabetical order", "the later shape is on top")

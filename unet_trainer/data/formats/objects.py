@@ -14,7 +14,7 @@ import numpy as np
 from unet_trainer.data.converted import Conversion, Converter
 from unet_trainer.data.formats.shapes import Patch
 from unet_trainer.data.formats.values import inside, note, path_pieces, plain
-from unet_trainer.data.name_matching import part_in
+from unet_trainer.data.names import part_in
 from unet_trainer.data.pairs import FoundPairs, Pair, Part, Problem, divided, first_few, path_in
 from unet_trainer.images.file_bytes import DataError, ReadError, naming
 from unet_trainer.images.image_decoding import Pixels, read_image
@@ -53,7 +53,7 @@ class AnnotatedImage(NamedTuple):
 
 
 @dataclass
-class Place:
+class AnnotatedFolder:
     """A folder of data: the image files below `root`, and the content of the files that may be annotations."""
 
     data_dir: Path
@@ -114,7 +114,11 @@ class Annotations:
     files: str = ""  # for people: "annotations/instances_train.json"
 
     def collect(
-        self, place: Place, files: Sequence[File], parse: Callable[..., Sequence[AnnotatedImage]], one_each: str = ""
+        self,
+        place: AnnotatedFolder,
+        files: Sequence[File],
+        parse: Callable[..., Sequence[AnnotatedImage]],
+        one_each: str = "",
     ) -> bool:
         """Add what the files hold, of the images that are there: `parse` lists those of a file, and adds the names of
         its classes. `one_each`: the noun of files that hold one image each. Return whether there are any files."""
@@ -145,7 +149,7 @@ class Annotations:
         return bool(files)
 
 
-def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> FoundPairs:
+def draw_masks(place: AnnotatedFolder, annotations: Annotations, converter: Converter) -> FoundPairs:
     """The pairs of annotated images and drawn masks. Raises DataError."""
     first: dict[Path, AnnotatedImage] = {}
     for image in annotations.images:

@@ -8,11 +8,11 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from unet_trainer.data.formats.objects import AnnotatedImage, Annotations, Entry, Place
+from unet_trainer.data.csv_tables import read_table
+from unet_trainer.data.formats.objects import AnnotatedFolder, AnnotatedImage, Annotations, Entry
 from unet_trainer.data.formats.shapes import Patch, fill_runs
 from unet_trainer.data.formats.values import as_name, inside
 from unet_trainer.data.pairs import path_in
-from unet_trainer.data.split_file import read_table
 from unet_trainer.images.file_bytes import DataError, ReadError
 
 # Names of columns, in lower case without separators.
@@ -29,7 +29,7 @@ NO_RUNS = ("", "-1", "nan", "none", "null")
 ONE_CLASS = "object"
 
 
-def find(place: Place) -> Annotations | None:
+def find(place: AnnotatedFolder) -> Annotations | None:
     annotations = Annotations("run lengths", "by number or name", "the later row is on top")
     tables = [(path, find_columns(header)) for path, header in place.contents if path.suffix.lower() == ".csv"]
     tables = [(path, columns) for path, columns in tables if {"image", "joined"} & columns.keys()]

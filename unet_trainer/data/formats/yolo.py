@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from unet_trainer.config.safe_yaml import parse_yaml
-from unet_trainer.data.formats.objects import AnnotatedImage, Annotations, Entry, Place
+from unet_trainer.data.formats.objects import AnnotatedFolder, AnnotatedImage, Annotations, Entry
 from unet_trainer.data.formats.shapes import Patch, fill_polygon
 from unet_trainer.data.formats.values import NO_MASK, NUM_LOOKED_AT, as_name, as_points, inside, note, path_pieces
 from unet_trainer.data.pairs import Part, first_few, path_in
@@ -25,7 +25,7 @@ BOX_NUMBERS = 4
 FURTHEST = 2.0  # shares of the image beyond which coordinates are pixels
 
 
-def find(place: Place) -> Annotations | None:
+def find(place: AnnotatedFolder) -> Annotations | None:
     annotations = Annotations("YOLO", "by number", "the smaller object is on top")
     files = [file for file in place.contents if file[0].suffix.lower() == ".txt" and place.knows(file[0].stem)]
     with_text = (path for path, _ in files if (stamp := file_stamp(path)) is not None and stamp[0] > 0)

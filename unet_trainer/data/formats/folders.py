@@ -10,17 +10,22 @@ from pathlib import Path
 from typing import get_args
 
 from unet_trainer.config.schema import Config
-from unet_trainer.data import converted, layouts, name_matching
+from unet_trainer.data import converted
+from unet_trainer.data import names as file_names
 from unet_trainer.data import pairs as pairing
+from unet_trainer.data.annotations import describe_other_files
+from unet_trainer.data.formats import layouts, merged, stacks
+from unet_trainer.data.formats.layouts import Group, Layout
+from unet_trainer.data.formats.table import describe_unread_tables
 from unet_trainer.data.formats.values import inside
-from unet_trainer.data.layouts import Group, Layout
-from unet_trainer.data.listing import Listing, describe_results, walk
-from unet_trainer.data.name_matching import CHANNEL, PARTS, File, Match, Rule, best_match, split_by_endings
+from unet_trainer.data.listing import Listing, describe_results, refuse_missing, walk
+from unet_trainer.data.names import CHANNEL, PARTS, File, Match, Rule, best_match, split_by_endings
 from unet_trainer.data.pairs import FoundPairs, Pair, Part, Problem, Question, composed, first_few, path_in
+from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
-from unet_trainer.system.console import Console, counted
+from unet_trainer.system.console import counted
 
 TO_CSV = "split_file to a CSV with the columns image and mask"
 TO_OTHERS = f"image_dir and mask_dir to other folders, or {TO_CSV}"
@@ -30,13 +35,19 @@ REPAIR = "repair these files"
 SplitLists = Mapping[str, Part | None]  # name of a listed image → its part; None: it is to be divided
 
 
-def find_in_folders(
-    config: Config, data_dir: Path, console: Console | None = None, listing: Listing | None = None
-) -> FoundPairs:
-    """The pairs in the folders of data_dir; raises DataError where images and masks cannot be told apart.
+def find(place: Place, config: Config) -> list[Pair] | None:
+    """The pairs in the folders of data_dir; raises DataError where images and masks cannot be told apart."""
+    refuse_missing(place.data_dir, [config.image_dir, config.mask_dir], place.listing)
+    found = _find_in_folders(config, place)
+    others = describe_other_files(place.data_dir, place.listing) if found.problems or config.unpaired == "skip" else []
+    pairs = place.take(found)
+    place.notices += [*describe_unread_tables(place.data_dir, place.listing), *others]
+    return pairs
 
-    Where files do not pair up, results of predict among them are left out: looking for those opens every file."""
-    listing, converter = listing or Listing(), converted.Converter(data_dir, Path(config.checkpoint_dir), console)
+
+def _find_in_folders(config: Config, place: Place) -> FoundPairs:
+    """Where files do not pair up, results of predict among them are left out: looking for those opens every file."""
+    data_dir, listing, converter = place.data_dir, place.listing, place.converter
     layout = layouts.find_layout(data_dir, config, listing)
     search = _Search(config, converter, listing, layout)
     try:
@@ -196,7 +207,7 @@ class _Search:
         names: set[str] = set()
         unread: dict[Part, Path] = {}
         for file in walk(self.converter.data_dir, listing=self.listing, endings=(".txt",)):
-            part = name_matching.part_in([file.stem])
+            part = file_names.part_in([file.stem])
             if part is not None and part not in unread:
                 names = names or {name for pair in pairs for name in (pair.image.name, pair.image.stem)}
                 with contextlib.suppress(OSError), input_files.open_file(file) as content:
@@ -217,7 +228,7 @@ class _Search:
         images, masks = image_group.files, mask_group.files
         if is_one_folder:
             images, masks = _split_one_folder(image_group, mask_suffix)
-        elif mask_suffix and not (masks := name_matching.with_ending(masks, mask_suffix)):
+        elif mask_suffix and not (masks := file_names.with_ending(masks, mask_suffix)):
             text = f"mask_suffix: no name in {mask_group.place} ends in {mask_suffix!r}"
             raise _ask_for_suffix(text, images, mask_group.files)
         _refuse_same_names(images, masks)
@@ -230,14 +241,14 @@ class _Search:
             unpaired = [image for image in match.images if self.lists[image.folder + image.stem] != "test"]
             match = match._replace(images=unpaired, masks=[])
         found = _Paired(image_group, mask_group, match, problems=problems)
-        parts: converted.MaskParts | None = None  # the files of the objects or classes of each image
+        parts: merged.MaskParts | None = None  # the files of the objects or classes of each image
         if not match.is_complete and not mask_suffix:
             if not is_one_folder:
-                parts = converted.find_object_files(images, masks, image_group.is_in_sequences)
-                parts = converted.find_class_files(images, masks) if parts is None else parts
-            parts = parts or converted.find_ending_files(images, masks)
-            by_ending = {} if parts or is_one_folder else name_matching.masks_by_ending(images, masks)
-            endings = name_matching.common_endings(by_ending)
+                parts = merged.find_object_files(images, masks, image_group.is_in_sequences)
+                parts = merged.find_class_files(images, masks) if parts is None else parts
+            parts = parts or merged.find_ending_files(images, masks)
+            by_ending = {} if parts or is_one_folder else file_names.masks_by_ending(images, masks)
+            endings = file_names.common_endings(by_ending)
             num_with_mask = len({image for its in by_ending.values() for image in its})
             if "" not in endings and sum(len(by_ending[ending]) for ending in endings) > num_with_mask:
                 text = f"mask_suffix: {mask_group.place} holds {len(endings)} kinds of masks for the same images"
@@ -253,7 +264,7 @@ class _Search:
             return part if part == "test" or "val" in self.layout.parts else None
         return self.lists[name] if name in self.lists else self._part_of(name.rpartition("/")[0], part)
 
-    def _merge_files(self, found: _Paired, images: Sequence[File], parts: converted.MaskParts, part: Part) -> bool:
+    def _merge_files(self, found: _Paired, images: Sequence[File], parts: merged.MaskParts, part: Part) -> bool:
         """Merges the files of objects or of classes that each image has. Or each has one file, in a folder of its own
         or of its batch: then only the match is set, and False returned."""
         place, wanted = found.masks.place, list(self.config.class_names or ())  # the first may be the background
@@ -269,26 +280,26 @@ class _Search:
         self.classes = self.classes or wanted or names
         if unknown := sorted(set(names) - set(self.classes)):
             raise DataError(f"{place} holds classes that the training masks do not have: {first_few(unknown)}")
-        merged = converted.merge_masks(self.converter, part, parts, self.classes if names else [], self.notices)
-        self.has_background |= merged.has_background
+        merged_masks = merged.merge_masks(self.converter, part, parts, self.classes if names else [], self.notices)
+        self.has_background |= merged_masks.has_background
         found.rule = f"a mask file for each object, {sum(map(len, parts.values()))} files merged"
         found.rule = f"a mask file for each class: {', '.join(self.classes)}" if names else found.rule
-        pairs = [replace(pair, part=self._part_of(pair.name, part)) for pair in merged.pairs]
+        pairs = [replace(pair, part=self._part_of(pair.name, part)) for pair in merged_masks.pairs]
         found.pairs = sorted(pairs, key=lambda pair: pair.name)
-        if merged.unreadable:
-            found.problems.append(Problem("unreadable", *pairing.UNREADABLE, tuple(merged.unreadable), REPAIR))
+        if merged_masks.unreadable:
+            found.problems.append(Problem("unreadable", *pairing.UNREADABLE, tuple(merged_masks.unreadable), REPAIR))
         return True
 
     def _take_plain(self, found: _Paired, part: Part) -> None:
         """Each mask is a file of its own, or a page of a stack."""
-        plain, stacks = list[Pair](), list[Pair]()
+        plain, with_pages = list[Pair](), list[Pair]()
         for image, mask in found.match.pairs:
             name, origin = f"{image.folder}{image.stem}", self.origins.get(image.path, "")
             pair = Pair(name, image.path, mask.path, self._part_of(name, part), image_origin=origin)
-            (stacks if converted.has_pages(mask.path) else plain).append(pair)
-        if not plain and not stacks:
+            (with_pages if stacks.has_pages(mask.path) else plain).append(pair)
+        if not plain and not with_pages:
             return
-        first = min((*plain, *stacks), key=lambda pair: pair.name)
+        first = min((*plain, *with_pages), key=lambda pair: pair.name)
         if found.match.rule != Rule() or composed(first.image.stem) != composed(first.mask.stem):
             found.rule = f"paired like {first.image.stem} ↔ {first.mask.stem}"
         elif found.images is found.masks:
@@ -296,10 +307,10 @@ class _Search:
         if found.match.is_complete and is_result(first.mask):
             what = f"masks in {found.masks.place} were written by predict, such as {first.mask.name}"
             self.notices.append(f"{what}: training learns from what a model saw")
-        if stacks:
-            pages = converted.split_into_pages(self.converter, part, sorted(stacks, key=lambda pair: pair.name))
+        if with_pages:
+            pages = stacks.split_into_pages(self.converter, part, sorted(with_pages, key=lambda pair: pair.name))
             plain += [replace(page, part=self._part_of(page.name, part)) for page in pages]
-            found.rule += f", {counted(len(pages), 'page')} of {counted(len(stacks), 'stack')}"
+            found.rule += f", {counted(len(pages), 'page')} of {counted(len(with_pages), 'stack')}"
         found.pairs = sorted(plain, key=lambda pair: pair.name)
 
     def _join_channels(
@@ -326,7 +337,7 @@ class _Search:
                 there = first_few(file.path.name for file in files)
                 raise DataError(f"image_dir: {place} {has} {there}; need {first_few(wanted)}")
             paths = [file.path for file in files]
-            make = partial(converted.join_channels, paths)
+            make = partial(merged.join_channels, paths)
             conversions.append(converted.Conversion(f"{part}/{folder}{stem}", paths, make, ".npy"))
         joined = self.converter.write("channels", None, conversions, "Joining the channels of each image:")
         if unreadable := tuple(one.problem for one in joined if one.problem):
@@ -370,7 +381,7 @@ def _split_one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[
     for file in files:
         same, own = extensions[file.name], _extension(file)
         by_extension = ["beside a JPEG" if ".jpg" in same else own] if len(same) > 1 and own != ".jpg" else []
-        for kind in (*name_matching.mask_marks(file.stem), *by_extension):
+        for kind in (*file_names.mask_marks(file.stem), *by_extension):
             kinds[kind].add(file)
     by_kind = {
         kind: ([file for file in files if file not in masks], [file for file in files if file in masks])
@@ -378,7 +389,7 @@ def _split_one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[
         if len(masks) < len(files)
     }
     complete = [kind for kind, sides in by_kind.items() if best_match(*sides).is_complete]
-    if not complete and converted.find_ending_files(*(sides := split_by_endings(files))):
+    if not complete and merged.find_ending_files(*(sides := split_by_endings(files))):
         return sides
     if len(complete or by_kind) == 1:
         return by_kind[next(iter(complete or by_kind))]
@@ -388,11 +399,11 @@ def _split_one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[
 
 
 def _split_by_suffix(files: Sequence[File], folder: Path, mask_suffix: str) -> tuple[list[File], list[File]]:
-    masks = name_matching.with_ending(files, mask_suffix)
+    masks = file_names.with_ending(files, mask_suffix)
     chosen, names = {mask.path for mask in masks}, {mask.name for mask in masks}
     images = []
     for file in files:
-        is_of_another_reader = any((file.folder, rest) in names for rest in name_matching.without_marks(file.stem))
+        is_of_another_reader = any((file.folder, rest) in names for rest in file_names.without_marks(file.stem))
         if file.path not in chosen and (file.name in names or not is_of_another_reader):
             images.append(file)
     if not masks or not images:
@@ -422,7 +433,7 @@ def _ask_for_suffix(
     text: str, images: Sequence[File], masks: Sequence[File], extensions: Sequence[str] = ()
 ) -> Question:
     """Offers what follows the names of images in the most names of masks."""
-    endings = name_matching.common_endings(name_matching.masks_by_ending(images, masks))
+    endings = file_names.common_endings(file_names.masks_by_ending(images, masks))
     examples = first_few([mask.path.name for mask in (*images, *masks)])
     choices = [{"mask_suffix": ending} for ending in (*filter(None, endings), *extensions)]
     fix = "" if choices else f"; set mask_suffix, {TO_OTHERS}"

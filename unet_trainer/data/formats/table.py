@@ -3,29 +3,46 @@ which has the names of the pairs, digests of their content and the boxes of bloc
 
 import contextlib
 import csv
-import io
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
-from unet_trainer.data.converted import Converter, cut_blocks
-from unet_trainer.data.listing import Listing, resolved, walk
-from unet_trainer.data.name_matching import PARTS
+from unet_trainer.config.schema import Config
+from unet_trainer.data.converted import Converter
+from unet_trainer.data.csv_tables import Row, read_header, read_table
+from unet_trainer.data.formats.large_image import cut_blocks
+from unet_trainer.data.listing import Listing, refuse_missing, resolved, walk
+from unet_trainer.data.names import PARTS
 from unet_trainer.data.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, first_few, path_in
+from unet_trainer.data.place import Place
+from unet_trainer.data.shards import find_in_shards
 from unet_trainer.data.splits import UNUSED, Split
 from unet_trainer.images.file_bytes import DataError, is_file
-from unet_trainer.system import input_files
 from unet_trainer.system.console import counted, csv_line
 
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
 BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
-MAX_BYTES = 2**30
-MAX_TABLES, MAX_HEADER = 100, 2**14  # files that are looked at for a table that is not read; bytes of a header
+MAX_TABLES = 100  # files that are looked at for a table that is not read
 
-Row = dict[str, str]  # column → cell
+
+def find(place: Place, config: Config) -> list[Pair] | None:
+    """The pairs in the rows of split_file; None where it is not set. Of shards, the table says which to use."""
+    if config.split_file is None:
+        return None
+    tables = list(dict.fromkeys([Path(config.split_file), place.data_dir / config.split_file]))
+    if (path := next((each for each in tables if each.is_file()), None)) is None:
+        raise DataError(f"split_file: no file {' or '.join(str(each) for each in tables)}")
+    stored = find_in_shards(config, place.console, place.listing)
+    if stored is None:
+        refuse_missing(place.data_dir, [config.image_dir, config.mask_dir], place.listing)
+    pairs = place.take(read_split_csv(path, place.data_dir, stored, place.converter))
+    if config.group_pattern and any(pair.group for pair in pairs):
+        what = f"{config.split_file} has groups of its own; leave out the pattern, or the column"
+        raise DataError(f"group_pattern: {what}")
+    return pairs
 
 
 def read_split_csv(
@@ -131,47 +148,6 @@ def _read_rows(path: Path) -> list[tuple[int, Row]]:
         need = "need image and mask, and optionally split and group"
         raise DataError(f"split_file: {path} has the columns {columns}; {need}, in UTF-8")
     return rows
-
-
-def read_table(path: Path, name: str, errors: str = "surrogateescape") -> tuple[list[str], list[tuple[int, Row]]]:
-    """The header of a CSV file, in lower case, and line number and cells of each row with text. Raises DataError."""
-    limit = csv.field_size_limit(MAX_BYTES)
-    try:
-        text = input_files.read_text(path, MAX_BYTES, "utf-8-sig", errors)
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(text))  # a name may hold a \r
-        header = _clean_header(next(reader, []))
-        rows, line = [], reader.line_num + 1  # in which a row begins
-        for cells in reader:
-            if any(cell.strip() for cell in cells):
-                rows.append((line, dict(zip(header, cells, strict=False))))
-            line = reader.line_num + 1
-        return header, rows
-    except OSError as error:
-        raise DataError(f"{name} cannot be read ({error.strerror or error})") from None
-    except csv.Error as error:
-        raise DataError(f"{name} is not a CSV file ({error})") from None
-    finally:
-        csv.field_size_limit(limit)
-
-
-def read_header(path: Path) -> list[str]:
-    """The columns of a CSV file, by its first bytes, in lower case. Raises OSError."""
-    with input_files.open_file(path) as file:
-        text = file.read(MAX_HEADER).decode("utf-8-sig", "replace")
-    return _clean_header(next(csv.reader(text.splitlines()[:1], delimiter=_separator(text)), []))
-
-
-def _clean_header(cells: Sequence[str]) -> list[str]:
-    """Without the empty ones at the end, as spreadsheets write them where cells beside the table were once filled."""
-    header = [cell.strip().lower() for cell in cells]
-    while header and not header[-1]:
-        header.pop()
-    return header
-
-
-def _separator(text: str) -> str:
-    """Of the cells: Excel writes semicolons where numbers have commas."""
-    return max(",;\t", key=text.split("\n", 1)[0].count)
 
 
 def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:

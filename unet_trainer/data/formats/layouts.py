@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unet_trainer.config.schema import Config
-from unet_trainer.data import name_matching
+from unet_trainer.data import names as file_names
 from unet_trainer.data.listing import Listing, resolved
-from unet_trainer.data.name_matching import File, Kind, folder_meaning
+from unet_trainer.data.names import File, Kind, folder_meaning
 from unet_trainer.data.pairs import Part, Question, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
@@ -104,20 +104,18 @@ def holds_masks_too(files: Sequence[File], mask_suffix: str) -> bool:
     """Whether some of the files are masks: some but not all of a folder are named like one, two files share a name
     (a.jpg, a.png), or have its name and that of a class (a.png, a_cat.png, a_dog.png)."""
     marked = {
-        (file.folder, bool(name_matching.mask_marks(file.stem) or (mask_suffix and file.stem.endswith(mask_suffix))))
+        (file.folder, bool(file_names.mask_marks(file.stem) or (mask_suffix and file.stem.endswith(mask_suffix))))
         for file in files
     }
     has_both = len(marked) > len({folder for folder, _ in marked})
     share_names = len({(file.folder, file.stem) for file in files}) < len(files)
-    return has_both or share_names or bool(name_matching.classes_by_ending(*name_matching.split_by_endings(files)))
+    return has_both or share_names or bool(file_names.classes_by_ending(*file_names.split_by_endings(files)))
 
 
 def images_of_dataset(root: Path, files: Sequence[Path]) -> list[Path]:
     """The files that training would take for images, where folders or names say which are masks; else all files."""
     stems, kinds = {(file.parent, file.stem) for file in files}, dict[Path, Kind | None]()
-    images_of = {
-        file: stems & {(file.parent, rest) for rest in name_matching.without_marks(file.stem)} for file in files
-    }
+    images_of = {file: stems & {(file.parent, rest) for rest in file_names.without_marks(file.stem)} for file in files}
     masked = {name for names in images_of.values() for name in names}  # a for a_mask and gt_a beside it
     for file, names in images_of.items():
         meanings = [folder_meaning(name) for name in file.relative_to(root).parts[:-1]]
@@ -182,7 +180,7 @@ class _Search:
             group = groups.setdefault((role.kind, role.part, place), new)
             group.folders[role.sequence] = base
             below = role.sequence + "".join(f"{name}/" for name in inner[role.depth :])
-            files = name_matching.name_files(folder, names, below)
+            files = file_names.name_files(folder, names, below)
             group.files += [file for file in files if file.path not in without]
         found: Groups = {"image": [], "mask": [], None: []}
         for (kind, _, _), group in groups.items():
