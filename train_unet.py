@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answ
     from unet_trainer.data.formats.given import Pairs
     from unet_trainer.model.custom import CustomLoss, CustomModel
     from unet_trainer.runs.tables import Row
-    from unet_trainer.training.result import TrainResult
+    from unet_trainer.training.extension import TrainResult
     from unet_trainer.training.run import Run
 
 __all__ = ["CONFIG", "Interrupted", "TrainingFailed", "UserError", "follow", "main", "train"]
@@ -162,11 +162,12 @@ def train_epochs(
         from unet_trainer.training.recovery import recover
         from unet_trainer.training.result import report
         from unet_trainer.training.run import validate
+        from unet_trainer.training.schedule import fit_into_budget
         from unet_trainer.training.setup import set_up
 
         session.connect()
         run = set_up(config, session, write_report, custom)
-        custom.call(run, "on_start", run.checkpointer.folder, run.config)
+        run.call("on_start", run.checkpointer.folder, run.config)
         with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
             while not run.is_finished():
                 try:
@@ -174,6 +175,8 @@ def train_epochs(
                     row = train_one_epoch(run)
                     found = validate(run, row)
                     improved = run.judge(row, found.scores)
+                    if run.settings.replans():
+                        fit_into_budget(run)
                     run.save_epoch(row, found, improved)
                     run.say_epoch(row, improved)
                     warn_if_not_learning(run)
@@ -183,20 +186,20 @@ def train_epochs(
                     recover(run, error)
                     continue  # with smaller parts of a batch
                 if improved:
-                    custom.call(run, "on_checkpoint", run.checkpointer.folder / BEST)
-                run.is_stopped = custom.call(run, "on_epoch", dict(row))
+                    run.call("on_checkpoint", run.checkpointer.folder / BEST)
+                run.is_stopped = run.call("on_epoch", dict(row))
                 if is_followed:
                     with run.signals.released(), run.callers_random_state.restored():
                         yield dict(row)
         result = report(run, session.close_parts)
-        custom.call(run, "on_end", result)
+        run.call("on_end", result)
         return result
 
 
 def train_one_epoch(run: Run) -> Row:
     """One pass over the training images, from where the state stands; the part of the epoch's row that it fills."""
     from unet_trainer.training.run import TrainingEpoch
-    from unet_trainer.training.time_budget import is_out_of_time
+    from unet_trainer.training.schedule import is_out_of_time
 
     state, step, is_alone = run.state, run.components.train_step, run.processes.is_alone
     num_batches, size = len(run.loaders.train), run.config.accumulation_steps

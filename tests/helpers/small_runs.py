@@ -16,6 +16,7 @@ from unet_trainer.training.build import build_dataset, build_loaders
 from unet_trainer.training.checkpoint import Checkpointer
 from unet_trainer.training.evaluation import Evaluation
 from unet_trainer.training.run import Run
+from unet_trainer.training.schedule import fit_into_budget
 from unet_trainer.training.settings import build_settings
 from unet_trainer.training.time_budget import TimeBudget
 
@@ -51,18 +52,26 @@ def stopped_budget(text):
     return budget
 
 
+def judge(run, row, scores=SCORES):
+    """As the loop of the script does after validation."""
+    improved = run.judge(row, scores)
+    if run.settings.replans():
+        fit_into_budget(run)
+    return improved
+
+
 def judge_epochs(run, *seconds):
     """Judges epochs that took so long, by their rows and by the clock."""
     for value in seconds:
         run.budget.now += value
-        run.judge({**ROW, "epoch": run.state.epoch + 1, "seconds": value}, SCORES)
+        judge(run, {**ROW, "epoch": run.state.epoch + 1, "seconds": value})
 
 
 def finish_epochs(run, values, scores=SCORES, rates=(10.0,) * 9, **more):
     """After epochs with these val_iou and images per second, best.pt as the run writes it."""
     for epoch, (value, rate) in enumerate(zip(values, rates, strict=False), start=1):
         row = {**ROW, "epoch": epoch, "val_iou": value, "seconds": 2.0, "images_per_second": rate, **more}
-        if run.judge(row, scores):
+        if judge(run, row, scores):
             run.checkpointer._write_state("best.pt", run.checkpointer._copy_best(row, run.state.eval_segmenter))
 
 

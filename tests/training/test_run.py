@@ -10,7 +10,7 @@ from helpers.steps import KnownCosts, same, take_step
 from unet_trainer.config.facts import StepCost
 from unet_trainer.training import time_budget
 from unet_trainer.training.checkpoint import read_checkpoint, read_last
-from unet_trainer.training.time_budget import is_out_of_time
+from unet_trainer.training.schedule import fit_into_budget, is_out_of_time
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def budgeted_run(data_dir, folder, monkeypatch, repeats=1, planned=20, **setting
 def test_a_plan_that_was_a_guess_is_made_from_the_time_of_the_first_batches(tiny_data, tmp_path, monkeypatch):
     run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, learning_rate=0.5, warmup_epochs="auto")
     run.budget.val_seconds = 1.2
-    time_budget.fit_into_budget(run, epoch_seconds=21.2)
+    fit_into_budget(run, epoch_seconds=21.2)
     assert (run.config.num_epochs, run.state.learning_rate.num_epochs) == (5, 5)  # the last one a part
     assert run.state.learning_rate.num_warmup_steps == 1
-    time_budget.fit_into_budget(run, epoch_seconds=2001.2)
+    fit_into_budget(run, epoch_seconds=2001.2)
     assert run.config.num_epochs == 1
 
 

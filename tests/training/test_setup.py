@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from helpers.small_runs import ROW, SCORES, judge_epochs, stopped_budget
+from helpers.small_runs import ROW, judge, judge_epochs, stopped_budget
 from helpers.steps import KnownCosts, SmallNetwork, make_settings, small_components, take_step
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.facts import StepCost
@@ -16,7 +16,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import counted
 from unet_trainer.system.launch import Launch
-from unet_trainer.training import build, setup, time_budget
+from unet_trainer.training import build, schedule, setup, time_budget
 from unet_trainer.training.checkpoint import FollowingCheckpointer, read_checkpoint, write_checkpoint
 from unet_trainer.training.parallel import Job
 from unet_trainer.training.resume import adapt_to_world_size
@@ -53,7 +53,7 @@ def train_and_save(config, epochs=0):
     run.components.set_training_mode(0)
     take_step(run.components.train_step, run.loaders.train.read(0, 0), metrics=run.state.metrics)
     for epoch in range(epochs):
-        run.judge({**ROW, "epoch": epoch + 1}, SCORES)
+        judge(run, {**ROW, "epoch": epoch + 1})
     return save(run)
 
 
@@ -84,7 +84,7 @@ def time_steps_as(monkeypatch, seconds, eval_seconds=0.0):
     """From here on, steps take so long where they are timed, and samples are there."""
     cost = StepCost(seconds, eval_seconds, memory=0)
     monkeypatch.setattr(setup, "time_steps", lambda *_: cost)
-    monkeypatch.setattr(time_budget, "time_samples", lambda *_: (0.0, 0.0))
+    monkeypatch.setattr(schedule, "time_samples", lambda *_: (0.0, 0.0))
 
 
 def test_a_start_says_how_long_an_epoch_and_the_run_will_take(config, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,8 +16,27 @@ if TYPE_CHECKING:
     from unet_trainer.data.formats.given import Pairs
     from unet_trainer.model.custom import CustomLoss, CustomModel
     from unet_trainer.runs.tables import Row
-    from unet_trainer.training.result import TrainResult
-    from unet_trainer.training.run import Run
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The result of a run. `history` has a dict for each epoch, with the columns of metrics.csv."""
+
+    run_dir: Path
+    best_epoch: int
+    best_val_iou: float
+    per_class_iou: dict[str, float | None]
+    epochs: int
+    stopped_early: bool
+    seconds: float
+    images_per_second: float
+    history: list[Row]
+    number_format: str = "float32"  # that the forward pass was computed in
+    is_compiled: bool = False
+    baseline_iou: float | None = None  # best IoU of predicting one class everywhere; None: not known
+    missing: list[str] = field(default_factory=list)  # best.pt: was deleted or damaged after it was written
+    warnings: list[str] = field(default_factory=list)  # what is wrong with the model, and what to try
+    init_from: str | None = None  # what the network had of the model that it began with
 
 
 class Callback:
@@ -90,18 +110,6 @@ class CustomParts(NamedTuple):
         if config.architecture == OWN and self.model is None:
             raise missing_part("model")
         return config
-
-    def call(self, run: Run, moment: str, *arguments: Any) -> bool:
-        """Calls all, on rank 0; whether any asks to stop, on every rank."""
-        if not self.callbacks:
-            return False
-        stops = False
-        if run.processes.is_main:
-            with run.callers_random_state.restored():
-                for callback in self.callbacks:
-                    answer = getattr(callback, moment)(*arguments)
-                    stops |= moment == "on_epoch" and bool(answer)
-        return run.processes.broadcast(stops) if moment == "on_epoch" else False
 
 
 NO_PARTS = CustomParts()

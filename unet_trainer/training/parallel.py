@@ -16,7 +16,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,6 @@ from unet_trainer.config.errors import TrainingFailed
 from unet_trainer.system.console import first_line
 from unet_trainer.system.launch import Launch
 from unet_trainer.system.signals import Signals
-
-if TYPE_CHECKING:
-    from unet_trainer.training.step import TrainStep
 
 Value = TypeVar("Value")
 
@@ -164,6 +161,19 @@ class Job:
 ALONE = Job(Launch())
 
 
+class Step(Protocol):
+    """What is needed of a training step."""
+
+    segmenter: Any
+    parameters: list[torch.nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    guard: Any
+
+    @property
+    def forward(self) -> Any:
+        """N,H,W,C images, masks and the masks of the whole batch → loss and counts; it may become a compiled one."""
+
+
 class GradientSync:
     """DistributedDataParallel around the forward pass of a step. Gradients are averaged over the processes in the
     backward pass of the last batch of a group; numbers of one process that are not finite make those of all so."""
@@ -171,7 +181,7 @@ class GradientSync:
     def __init__(
         self,
         processes: Job,
-        step: TrainStep,
+        step: Step,
         batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
         compression: Literal["none", "bf16"] = "none",
     ) -> None:
@@ -219,13 +229,14 @@ class GradientSync:
 class _StepForward(torch.nn.Module):
     """What DistributedDataParallel wraps. The step's forward pass may become a compiled one, and uncompiled again."""
 
-    def __init__(self, step: TrainStep) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__()
         self.network = step.segmenter.network
         self.step = step
 
     def forward(self, *batch: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.step.forward(*batch)  # type: ignore[arg-type]
+        loss, counts = self.step.forward(*batch)
+        return loss, counts
 
 
 def find_attempt(store: Any, rank: int, world_size: int) -> str:

@@ -20,7 +20,7 @@ from unet_trainer.runs.tables import Row, column
 from unet_trainer.system.console import Bar, counted
 from unet_trainer.training.compilation import restoring
 from unet_trainer.training.run import Run
-from unet_trainer.training.time_budget import change_epochs
+from unet_trainer.training.schedule import change_epochs
 
 FACTOR = 1 / 3
 WARMUP_SHARE = 0.2  # of a trial

@@ -3,38 +3,17 @@
 import math
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 from statistics import harmonic_mean
 
 from unet_trainer.config.schema import OWN, class_names, id_names
 from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.runs.findings import find_problems, longer
 from unet_trainer.runs.folder import BEST, CURVES, LAST, REPORT, SAMPLES, resume_command
-from unet_trainer.runs.tables import Row, column
+from unet_trainer.runs.tables import column
 from unet_trainer.system.console import counted
+from unet_trainer.training.extension import TrainResult
 from unet_trainer.training.run import Run
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """The result of a run. `history` has a dict for each epoch, with the columns of metrics.csv."""
-
-    run_dir: Path
-    best_epoch: int
-    best_val_iou: float
-    per_class_iou: dict[str, float | None]
-    epochs: int
-    stopped_early: bool
-    seconds: float
-    images_per_second: float
-    history: list[Row]
-    number_format: str = "float32"  # that the forward pass was computed in
-    is_compiled: bool = False
-    baseline_iou: float | None = None  # best IoU of predicting one class everywhere; None: not known
-    missing: list[str] = field(default_factory=list)  # best.pt: was deleted or damaged after it was written
-    warnings: list[str] = field(default_factory=list)  # what is wrong with the model, and what to try
-    init_from: str | None = None  # what the network had of the model that it began with
 
 
 def build_result(run: Run) -> TrainResult:

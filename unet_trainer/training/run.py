@@ -3,10 +3,11 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +32,10 @@ from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpoint import AnyCheckpointer
 from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
 from unet_trainer.training.evaluation import EvalMetrics, Evaluation, evaluate, val_scores_csv
+from unet_trainer.training.extension import Callback
 from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.state import TrainState, counts_against_patience
-from unet_trainer.training.time_budget import MAX_REPORT_SECONDS, TimeBudget, fit_into_budget
+from unet_trainer.training.time_budget import MAX_REPORT_SECONDS, TimeBudget
 
 NUM_WARM_UP = 1  # epochs that start the workers: their times give no advice
 
@@ -59,6 +61,7 @@ class Run:
     is_stopped: bool = False  # by a callback
     untaught_ids: Collection[int] = ()  # class ids in validation masks and in no training mask
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
+    callbacks: Sequence[Callback] = ()  # the user's
     trackers: Trackers | None = None  # of rank 0
     make_report: Callable[..., object] | None = None  # writes the page of the run; None: it is written, or not rank 0
     live_report: PacedWriter | None = None  # writes it while the run goes on
@@ -108,9 +111,17 @@ class Run:
         rate.end_epoch(state.early_stopping.epochs_since_best)
         if improved:
             state.per_class_iou, state.confusion = scores.per_class_iou, scores.confusion
-        if self.settings.replans():
-            fit_into_budget(self)
         return improved
+
+    def call(self, moment: str, *arguments: Any) -> bool:
+        """Calls the user's callbacks, on rank 0; whether any asks to stop, on every rank."""
+        stops = False
+        if self.callbacks and self.processes.is_main:
+            with self.callers_random_state.restored():
+                for callback in self.callbacks:
+                    answer = getattr(callback, moment)(*arguments)
+                    stops |= moment == "on_epoch" and bool(answer)
+        return self.processes.broadcast(stops) if self.callbacks and moment == "on_epoch" else False
 
     def save_epoch(self, row: Row, found: Evaluation, improved: bool) -> None:
         if self.processes.is_main:

@@ -44,11 +44,12 @@ from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import read_initial_model
 from unet_trainer.training.parallel import Job, choose_backend, device_id
 from unet_trainer.training.run import Run
+from unet_trainer.training.schedule import fit_into_budget, plan_run
 from unet_trainer.training.session import Session
 from unet_trainer.training.settings import build_hardware, build_settings
 from unet_trainer.training.state import TrainState
 from unet_trainer.training.step_probe import QUICK_SECONDS, time_steps
-from unet_trainer.training.time_budget import TimeBudget, fit_into_budget, plan_run
+from unet_trainer.training.time_budget import TimeBudget
 
 # What the other ranks need of a checkpoint before the state itself is sent.
 FACTS_OF_CHECKPOINT = ("config", "decisions", "split", "learning_rate")
@@ -135,7 +136,9 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
         )
     budget.seconds_before = state.seconds + state.train_seconds
     run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes)
-    run.callers_random_state, run.untaught_ids = callers_random_state, dataset.untaught_ids
+    run.callers_random_state, run.untaught_ids, run.callbacks = (
+        callers_random_state, dataset.untaught_ids, custom.callbacks,
+    )  # fmt: skip
     if processes.is_main:
         run.make_report, run.live_report = partial(make_report, model=custom.model), live_report
         session.on_exit(partial(_finish, run, curves))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,10 +27,8 @@ from unet_trainer.model.optimizer_and_schedule import Ema
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.training.async_device import AsyncReader, DirectLauncher, Launcher
+from unet_trainer.training.parallel import GradientSync
 from unet_trainer.training.state import EpochMetrics, all_finite
-
-if TYPE_CHECKING:
-    from unet_trainer.training.parallel import GradientSync
 
 # N,H,W,C images, N,H,W masks and, for part of a batch, the masks of the whole batch → loss, confusion matrix
 TrainForward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
