@@ -20,7 +20,6 @@ from unet_trainer.data.shard_index import (
     index_shard,
     index_to_json,
     list_members,
-    path_in_shard,
 )
 from unet_trainer.images.file_bytes import ShardError
 
@@ -28,7 +27,7 @@ SAMPLE = Sample(
     "cells/a", Member("a.png", 512, 10, 7), Member("a.mask.png", 1536, 0, 0), "val", "patient 1", {"height": 3}, None
 )
 INDEX = ShardIndex(
-    (Shard("x/a-000000.tar", 4096, (SAMPLE, SAMPLE._replace(name="b"))), Shard("b.tar", 512, ())), ("sky", "Weg"), 2
+    (Shard("x/a-000000.tar", 4096, (SAMPLE, SAMPLE._replace(name="b"))), Shard("b.tar", 512, ())), ("sky", "Weg")
 )
 FILES = {
     "a.jpg": b"x" * 1000,
@@ -77,7 +76,6 @@ def sample_with(place, value):
         (sample_with(1, ["/a.png", 5, 1, 1]), "no path below the shards"),
         (sample_with(3, "holdout"), "not an index of shards"),
         (sample_with(5, [1]), "valid dict"),
-        (changed(lambda content: content.update(num_classes=3000000)), "num_classes"),
         (changed(lambda content: content.update(class_file=["a", 5])), "class_file"),
     ],
 )
@@ -148,7 +146,7 @@ NESTED = tarfile.TarInfo._create_pax_generic_header({"comment": "x"}, tarfile.XH
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (gzip.compress(written()[0]), "compressed; .*decompress it"),
+        (gzip.compress(written()[0]), "compressed has to be decompressed"),
         (b"", "not a complete tar file"),
         (written()[0][: written()[1][2].offset + 10], "not a complete tar file"),
         (written()[0][: 3 * BLOCK], "no end marker"),  # between two members: tarfile takes it for whole
@@ -188,4 +186,4 @@ def test_pairs_of_other_tools_are_found_by_their_names_and_the_part_by_that_of_t
     assert (sample.part, unpaired) == (part, [])
     for member, name, content in ((sample.image, image, b"image"), (sample.mask, mask, b"mask")):
         assert (data[member.offset : member.end], member.checksum) == (content, zlib.crc32(content))
-        assert member.name == path_in_shard(name)
+        assert member.name == name.removeprefix("./")

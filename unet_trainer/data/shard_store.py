@@ -1,5 +1,7 @@
-"""The files of shards, and shards that are open: the bytes of any file in them, checked. Read through fsspec, in parts;
-its file system of web servers asks once, so that failures are retried here, and its caches have no bound."""
+"""The files of shards, on a disk or behind a URL, and shards that are open: the bytes of any file in them, checked.
+
+Read through fsspec. Its file system of web servers asks once, so that failures are retried here, and its caches have no
+bound."""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -26,22 +28,18 @@ from unet_trainer.system.atomic_files import atomic_open, make_own_folder
 from unet_trainer.system.concurrency import read_ahead
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FOLLOW, open_handle
-from unet_trainer.system.os_errors import cannot
 from unet_trainer.system.resources import free_disk
 
 URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each further try; together less than worker_timeout
 CONNECT_SECONDS, READ_SECONDS = 15.0, 30.0  # without an answer, or without a further byte of it
 BLOCK_BYTES = 2**23  # that are read at a time from a file that is read from its beginning
-MISSING_STATUSES = (None, 404, 410)  # None: no web server
 FINAL_STATUSES = frozenset(range(400, 500)) - {408, 425, 429}  # asking again gives the same answer
 NUM_CONNECTIONS = 16  # of a process
 AHEAD_BYTES = 2**26  # of a worker: fetched ahead
 MAX_FETCHES = 3  # of content with wrong checksums
 CHANGED = "the shards have changed since they were indexed"
-MAX_SHARE = 0.5  # of the free disk, for what is kept of remote shards
 WRITING = os.O_RDWR | os.O_CREAT | NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
-
 Result = TypeVar("Result")
 
 
@@ -59,7 +57,7 @@ class Files:
     def __init__(self, root: str, waits: tuple[float, ...] | None = None) -> None:
         self.is_remote = is_url(root)
         self.root = root.rstrip("/") if self.is_remote else root
-        self.protocol = root.partition("://")[0].lower() if self.is_remote else ""
+        self.protocol = root.partition("://")[0].lower() if self.is_remote else "file"
         self.waits = () if not self.is_remote else WAITS if waits is None else waits
         self.connect = cache(_connect)
 
@@ -80,34 +78,33 @@ class Files:
 
         return self.retry(read_once, name)
 
+    def sizes_and_versions(self, names: Sequence[str]) -> list[tuple[int | None, str]]:
+        return [found for _, found in read_ahead(self.size_and_version, names, NUM_CONNECTIONS)]
+
     def size_and_version(self, name: str) -> tuple[int | None, str]:
         """In bytes, None if unknown; and what changes with the content, if anything does."""
         info = self.retry(lambda system, place: system.info(place), name)
-        if info.get("type", "file") != "file":
+        if info.get("type", "file") != "file":  # reading a pipe would wait
             raise ShardError(f"{self.place(name)} is no file")
         version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime", "updated") if info.get(key)), "")
-        size = info.get("size")
-        return size if isinstance(size, int) else None, str(version)
-
-    def sizes_and_versions(self, names: Sequence[str]) -> list[tuple[int | None, str]]:
-        return [found for _, found in read_ahead(self.size_and_version, names, NUM_CONNECTIONS)]
+        return info.get("size"), str(version)
 
     def has_ranges(self, name: str) -> bool:
         """Whether the server gives parts of a file; some give the whole, whatever is asked for."""
         return len(self.retry(lambda system, place: system.cat_file(place, start=0, end=1), name)) <= 1
 
     def find(self, is_deep: bool = True) -> list[str]:
-        """The names of all files; of a local folder those below if `is_deep`. Empty where none can be listed."""
-        if not self.is_remote:  # folders that may not be read are named when the data is searched
-            folders = islice(os.walk(self.root), None if is_deep else 1)
-            found = (Path(folder, name) for folder, _, names in folders for name in names)
-            return sorted(path.relative_to(self.root).as_posix() for path in found)
+        """The names of all files, or of those in the folder itself. Empty where none can be listed."""
+        depth = None if is_deep else 1
         try:
-            paths = self.retry(lambda system, place: system.find(place), "", "be listed")
+            paths = self.retry(lambda system, place: system.find(place, maxdepth=depth), "", "be listed")
         except MissingFile:
             return []
-        urls = (path if is_url(path) else f"{self.protocol}://{path.lstrip('/')}" for path in paths)
-        return sorted(url.removeprefix(f"{self.root}/") for url in urls if url.startswith(f"{self.root}/"))
+        start = f"{self.place('')}/"
+        urls = (
+            path if is_url(path) or not self.is_remote else f"{self.protocol}://{path.lstrip('/')}" for path in paths
+        )
+        return sorted(url.removeprefix(start) for url in urls if url.startswith(start))
 
     def read_through(self, name: str, read: Callable[[BinaryIO], Result]) -> Result:
         """What `read` makes of a file that is read from its beginning; after a failure, of all of it again."""
@@ -115,8 +112,7 @@ class Files:
             return read(io.BytesIO(self.read(name)))
 
         def read_once(system: Any, place: str) -> Result:
-            options = {"block_size": BLOCK_BYTES, "cache_type": "readahead"} if self.is_remote else {}
-            with system.open(place, "rb", **options) as file:
+            with system.open(place, "rb", block_size=BLOCK_BYTES, cache_type="readahead") as file:
                 return read(file)
 
         return self.retry(read_once, name)
@@ -126,18 +122,14 @@ class Files:
         """A file to write to; on a disk it is there completely at the end of the block, or not at all."""
         place = self.place(name)
         try:
-            if self.is_remote:
-                with self.connect(self.protocol, os.getpid()).open(place, "wb") as file:
-                    yield file
-                return
-            Path(place).parent.mkdir(parents=True, exist_ok=True)
-            with atomic_open(Path(place)) as file:
+            if not self.is_remote:
+                Path(place).parent.mkdir(parents=True, exist_ok=True)
+            system = self.connect(self.protocol, os.getpid())
+            with system.open(place, "wb") if self.is_remote else atomic_open(Path(place)) as file:
                 yield file
         except UserError:
             raise
         except Exception as error:  # each library has its own
-            if isinstance(error, OSError) and not self.is_remote:
-                raise cannot(f"--out: {place}", "be written", error, Path(place).parent) from None
             reason = "not allowed there" if isinstance(error, NotImplementedError) else first_line(error)
             raise ShardError(f"--out: {place} cannot be written ({reason})") from error
 
@@ -159,7 +151,7 @@ class Files:
                 is_missing = isinstance(error, FileNotFoundError)
                 failure = error.__cause__ or error if is_missing else error
                 status = getattr(failure, "status", None)
-                if is_missing and status in MISSING_STATUSES:
+                if is_missing and status in (None, 404, 410):
                     raise MissingFile(f"{place} is not there") from None
                 if wait is None or status in FINAL_STATUSES or isinstance(error, PermissionError | NotImplementedError):
                     reason = getattr(failure, "strerror", None) or first_line(failure)
@@ -172,9 +164,8 @@ class Files:
 
 def _connect(protocol: str, process: int) -> Any:
     """fsspec's file system, one for each process: connections and their thread do not survive a fork."""
-    if protocol and protocol not in PROTOCOLS:
-        known = "need s3://, gs://, abfs://, https:// or http://, or the path of a folder"
-        raise ShardError(f"{protocol}:// is not known; {known}")
+    if protocol != "file" and protocol not in PROTOCOLS:
+        raise ShardError(f"{protocol}:// is not known; need {', '.join(f'{known}://' for known in PROTOCOLS)}")
     options: dict[str, Any] = {}
     try:
         import fsspec
@@ -184,9 +175,9 @@ def _connect(protocol: str, process: int) -> Any:
 
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
             options = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
-        return fsspec.filesystem(protocol or "file", skip_instance_cache=True, **options)
+        return fsspec.filesystem(protocol, skip_instance_cache=True, **options)
     except ImportError:
-        package = PROTOCOLS[protocol]
+        package = PROTOCOLS.get(protocol, "fsspec")
         raise ShardError(f"{protocol}:// needs the package {package}: pip install {package}") from None
 
 
@@ -313,10 +304,13 @@ class RangeCache:
         self.folder = folder / short_digest(url)
         folder.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.folder)
-        sizes = [shard.num_bytes for shard in shards]
-        room = int(MAX_SHARE * free_disk(folder)) + _allocated(self.folder)
-        self.max_bytes, self.is_limited_by_disk = min(max_bytes, room), room < min(max_bytes, sum(sizes))
-        self._starts = dict(zip([shard.name for shard in shards], accumulate(sizes, initial=0), strict=False))
+        statuses = [file.lstat() for file in self.folder.iterdir()]
+        num_kept = sum(
+            min(status.st_size, getattr(status, "st_blocks", 2**60) * 512) for status in statuses
+        )  # no holes
+        self.max_bytes = min(max_bytes, free_disk(folder) // 2 + num_kept)
+        starts = accumulate([shard.num_bytes for shard in shards], initial=0)
+        self._starts = dict(zip([shard.name for shard in shards], starts, strict=False))
 
     def keeps(self, shard: str, stop: int) -> bool:
         """Whether the part of a shard up to `stop` is kept."""
@@ -344,9 +338,3 @@ class RangeCache:
 
 def short_digest(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def _allocated(folder: Path) -> int:
-    """Bytes that its files take on the disk; holes take none."""
-    statuses = [file.lstat() for file in folder.iterdir()]
-    return sum(min(status.st_size, getattr(status, "st_blocks", status.st_size) * 512) for status in statuses)

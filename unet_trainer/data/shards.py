@@ -9,7 +9,7 @@ import io
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -17,11 +17,21 @@ from typing import NamedTuple
 
 from unet_trainer.config.load import PROTOCOLS, url_problem
 from unet_trainer.config.schema import Config
-from unet_trainer.data import shard_index
+from unet_trainer.data.file_facts import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.data.listing import Listing, list_files, walk
 from unet_trainer.data.pairs import SKIP, FoundPairs, Pair, Part, Problem, first_few
-from unet_trainer.data.scan import ImageFacts, MaskFacts, plain_facts
-from unet_trainer.data.shard_index import INDEX_NAME, UNFINISHED, Sample, Shard, ShardIndex, index_shard
+from unet_trainer.data.shard_index import (
+    BLOCK,
+    INDEX_NAME,
+    Member,
+    Sample,
+    Shard,
+    ShardIndex,
+    add_member,
+    index_from_json,
+    index_shard,
+    index_to_json,
+)
 from unet_trainer.data.shard_store import WAITS, Files, MissingFile, RangeCache, ShardStore, is_url, short_digest
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, read_bytes
 from unet_trainer.system.console import Console, counted
@@ -29,12 +39,19 @@ from unet_trainer.system.json_cache import read_cache, write_cache
 from unet_trainer.system.resources import free_disk
 
 FOLDER = ".shards"  # in checkpoint_dir
-COMPRESSED_TAR = re.compile(r"\.(tgz|tar\.(gz|bz2|xz|zst))$", re.IGNORECASE)
+UNFINISHED = "unfinished"  # a file that stands beside shards until their index is written
+ENDINGS = (
+    ".tar",
+    ".tgz",
+    ".tar.gz",
+    ".tar.bz2",
+    ".tar.xz",
+    ".tar.zst",
+)  # compressed ones are refused by what they hold
 BRACES = re.compile(r"([^{}]*)\{(\d{1,18})\.\.(\d{1,18})\}([^{}]*)")
 SINGLE_SLASH = re.compile(rf"^({'|'.join(PROTOCOLS)}):/(?!/)")  # a URL that was a Path
 MAX_SHARDS = 1_000_000
 GB = 10**9
-KNOWN_BY_SHARDS = ("image_dir", "mask_dir", "mask_suffix")
 
 
 class ShardPlace(NamedTuple):
@@ -47,18 +64,15 @@ class ShardPlace(NamedTuple):
 def find_place(data_dir: str, listing: Listing | None = None) -> ShardPlace | None:
     """None if data_dir is a folder of other files. Opens no file."""
     data_dir = SINGLE_SLASH.sub(r"\1://", data_dir)
-    if COMPRESSED_TAR.search(data_dir) and not Path(data_dir).is_dir():
-        fix = "an archive of folders images/ and masks/ has to be unpacked"
-        raise DataError(f"data_dir: {data_dir}: {shard_index.NOT_PLAIN}; {fix}")
+    if problem := url_problem(data_dir):
+        raise DataError(f"data_dir: {problem}")
     if is_url(data_dir):
-        if problem := url_problem(data_dir):
-            raise DataError(f"data_dir: {problem}")
         data_dir = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}")
         folder, _, last = data_dir.rpartition("/")
-        return ShardPlace(folder, _expand(last)) if last.endswith(".tar") else ShardPlace(data_dir)
+        return ShardPlace(folder, _expand(last)) if last.lower().endswith(ENDINGS) else ShardPlace(data_dir)
     path = Path(data_dir)
     with contextlib.suppress(OSError):  # a folder that may not be read: reported where its files are looked for
-        if path.name.endswith(".tar") and not path.is_dir():
+        if path.name.lower().endswith(ENDINGS) and not path.is_dir():
             return ShardPlace(str(path.parent), _expand(path.name))
         path = path.parent if path.name == INDEX_NAME and path.is_file() else path
         if (path / INDEX_NAME).is_file():
@@ -94,18 +108,20 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
     index = _read_index(place, Files(place.root, WAITS[:3]))  # a wrong host name is reported within seconds
     store = ShardStore(files, _index_others(place, files, folder, console) if index is None else index)
     store.check()
-    max_bytes = int(config.cache_gb * GB)
-    if files.is_remote and store.index.shards and max_bytes:
-        url = " ".join((place.root, *(place.names or ())))
+    if not files.is_remote or not store.index.shards:
+        return store
+    if max_bytes := int(config.cache_gb * GB):
         try:
-            store.cache = kept = RangeCache(folder, url, store.index.shards, max_bytes)
+            store.cache = RangeCache(
+                folder, " ".join((place.root, *(place.names or ()))), store.index.shards, max_bytes
+            )
         except OSError as error:
             console.note(f"cache_gb: {folder} cannot be written to ({error.strerror}); what is fetched is not kept")
         else:
-            if kept.is_limited_by_disk:
-                most = f"{kept.max_bytes / GB:.3g} GB of the shards are kept"
+            if store.cache.max_bytes < min(max_bytes, store.index.num_bytes):
+                most = f"{describe_size(store.cache.max_bytes)} of the shards are kept"
                 console.note(f"cache_gb: {most}, half of what is free on the disk of {folder}")
-    if files.is_remote and store.index.shards and not files.has_ranges(store.index.shards[0].name):
+    if not files.has_ranges(store.index.shards[0].name):
         store.gives_whole_files = True
         cost = "each is fetched once and kept (cache_gb)" if store.cache else "each sample takes a whole shard"
         console.note(f"{place.root} gives whole files only, not parts of them (no HTTP ranges): {cost}")
@@ -115,8 +131,8 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
 def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
     """The index beside the shards; None if there is none, or if it does not know those that are meant."""
     try:
-        files.size_and_version(INDEX_NAME)  # refuses what is no file: reading a pipe would wait
-        index = shard_index.index_from_json(files.read(INDEX_NAME))
+        files.size_and_version(INDEX_NAME)  # refuses what is no file
+        index = index_from_json(files.read(INDEX_NAME))
     except MissingFile:
         return None
     except ShardError as error:
@@ -141,23 +157,21 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
     if not names:
         how = "name the shards: .../a-{000000..000011}.tar"
         raise ShardError(f"{place.root}: no {INDEX_NAME} and no .tar files there, or they cannot be listed; {how}")
-    root = place.root if files.is_remote else str(Path(place.root).resolve())
     indices: list[ShardIndex] = []
     with console.bar("Indexing the shards once:", len(names), keep=False) as bar:
         for name, (size, version) in zip(names, files.sizes_and_versions(names), strict=True):
-            cache = folder / f"index-{short_digest(f'{root}/{name}')}.json"
-            known = read_cache(cache)
-            index = None
+            cache = folder / f"index-{short_digest(files.place(name))}.json"
+            known, index = read_cache(cache), None
             if known.get("version") == [size, version]:
                 with contextlib.suppress(ShardError):
-                    index = shard_index.index_from_json(str(known.get("index")))
+                    index = index_from_json(str(known.get("index")))
             if index is None:
                 try:
                     shard, unpaired = files.read_through(name, partial(index_shard, name, size or 0))
                 except ShardError as error:
                     raise _naming(files.place(name), error) from None
                 index = ShardIndex((shard,), unpaired=tuple(unpaired))
-                write_cache(cache, {"version": [size, version], "index": shard_index.index_to_json(index)})
+                write_cache(cache, {"version": [size, version], "index": index_to_json(index)})
             indices.append(index)
             bar.tick()
     shards = tuple(shard for index in indices for shard in index.shards)
@@ -170,7 +184,7 @@ def find_in_shards(config: Config, console: Console | None = None, listing: List
     if store is None:
         return None
     index, root = store.index, store.files.root
-    for name in KNOWN_BY_SHARDS:
+    for name in ("image_dir", "mask_dir", "mask_suffix"):
         if getattr(config, name):
             known = f"{config.data_dir} holds shards, which say what is an image and what a mask"
             raise DataError(f"{name}: {known}; leave it out")
@@ -180,16 +194,17 @@ def find_in_shards(config: Config, console: Console | None = None, listing: List
         needed = "need WebDataset's names, a.jpg with a.png, a.seg.png or a.mask.png"
         fix = f"{needed}; an archive of folders has to be unpacked"
         raise DataError(f"data_dir: no sample with an image and a mask in the {num_shards} of {root}{there}; {fix}")
-    used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
-    notices, problems = [], []
+    notices: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
     what = "without one image and one mask"
     if index.unpaired and config.unpaired == "skip":
-        notices.append(f"{counted(len(index.unpaired), 'sample')} {what} left out (unpaired: skip)")
+        notices = (f"{counted(len(index.unpaired), 'sample')} {what} left out (unpaired: skip)",)
     elif index.unpaired:
         fix = "unpaired: skip leaves them out"
-        problems.append(Problem("no_mask", "sample", what, index.unpaired, fix, SKIP.settings))
+        problems = (Problem("no_mask", "sample", what, index.unpaired, fix, SKIP.settings),)
+    used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
     rule = f"{num_shards}, {describe_size(index.num_bytes)}"
-    return FoundPairs(used, rule, tuple(problems), test, (), tuple(notices), index.class_names, index.class_file)
+    return FoundPairs(used, rule, problems, test, (), notices, index.class_names, index.class_file)
 
 
 def describe_size(num_bytes: int) -> str:
@@ -232,69 +247,75 @@ def write_shards(
 ) -> ShardIndex:
     """Writes all pairs, in their order; `tick` is called after each. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
-    num_bytes = sum((file_stamp(file) or [0])[0] for pair, *_ in pairs for file in (pair.image, pair.mask))
+    num_bytes = sum(_size(pair) for pair, *_ in pairs)
     if not files.is_remote and num_bytes > (free := free_disk(Path(files.root))):
-        needed = f"{files.root} needs {describe_size(num_bytes)}, and {describe_size(free)} are free there"
-        raise DataError(f"--out: {needed}")
+        raise DataError(
+            f"--out: {files.root} needs {describe_size(num_bytes)}, and {describe_size(free)} are free there"
+        )
     with files.writing(UNFINISHED) as file:
         file.write(b"These shards are being written; shards.json comes last.\n")
-    # What an earlier start left: its shards may be more than those that are written now.
-    own = re.compile(rf"\.?{re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar(\..+\.tmp)?")
-    for other in filter(own.fullmatch, files.find(is_deep=False)):
-        files.delete(other)
-    shards = _divide(pairs, stem, shard_bytes).items()
-    written = tuple(_write_shard(shard, members, files, tick) for shard, members in shards)
-    index = ShardIndex(written, found.class_names, found.num_classes, class_file=found.class_file)
+    for other in files.find(is_deep=False):  # of an earlier start, which may have written more
+        if other.startswith((f"{stem}-", f".{stem}-")) and other.endswith((".tar", ".tmp")):
+            files.delete(other)
+    keyed: dict[str, list[tuple[ScannedPair, str]]] = {}  # by part; with WebDataset's keys, names without dots
+    keys = set[str]()
+    for scanned in pairs:
+        plain = re.sub(r"[.\\\0]", "_", scanned[0].name).strip("/") or "image"
+        key = next(key for key in chain([plain], (f"{plain}-{n}" for n in count(2))) if key not in keys)
+        keys.add(key)
+        keyed.setdefault(scanned[0].part or "", []).append((scanned, key))
+    written = []
+    for part, members in keyed.items():
+        for number, of_shard in enumerate(_divide(members, shard_bytes)):
+            shard = f"{'-'.join(filter(None, (stem, part)))}-{number:06d}.tar"
+            written.append(_write_shard(shard, of_shard, files, tick))
+    index = ShardIndex(tuple(written), found.class_names, class_file=found.class_file)
     with files.writing(INDEX_NAME) as file:
-        file.write(shard_index.index_to_json(index).encode("utf-8", "surrogateescape"))
+        file.write(index_to_json(index).encode("utf-8", "surrogateescape"))
     files.delete(UNFINISHED)
     return index
 
 
-Members = list[tuple[ScannedPair, str]]  # of a shard: the pairs and their keys
+def _size(pair: Pair) -> int:
+    """Of both files in a shard; one that is gone has no bytes, which reading it reports."""
+    return sum((file_stamp(file) or [0])[0] + 2 * BLOCK for file in (pair.image, pair.mask))
 
 
-def _divide(pairs: Sequence[ScannedPair], stem: str, shard_bytes: int) -> dict[str, Members]:
-    """The pairs of each shard, by its name. WebDataset's keys are the pairs' names without dots, each once."""
-    by_part: dict[str, list[Members]] = {}
-    room: dict[str, int] = {}  # in the last shard of each part
-    keys = set[str]()
-    for scanned in pairs:
-        pair, part = scanned[0], scanned[0].part or ""
-        # Of both files with header and padding; one that is gone has no bytes, which reading it reports.
-        size = sum((file_stamp(file) or [0])[0] + 2 * shard_index.BLOCK for file in (pair.image, pair.mask))
-        if part not in room or size > room[part]:  # a pair that is larger than a shard has one for itself
-            by_part.setdefault(part, []).append([])
-            room[part] = shard_bytes
-        plain = re.sub(r"[.\\\0]", "_", pair.name).strip("/") or "image"
-        names = chain([plain], (f"{plain}-{number}" for number in count(2)))
-        keys.add(key := next(name for name in names if name not in keys))
-        by_part[part][-1].append((scanned, key))
-        room[part] -= size
-    return {
-        f"{'-'.join(filter(None, (stem, part)))}-{number:06d}.tar": members
-        for part, of_part in by_part.items()
-        for number, members in enumerate(of_part)
-    }
+def _divide(members: Sequence[tuple[ScannedPair, str]], shard_bytes: int) -> Iterator[list[tuple[ScannedPair, str]]]:
+    """As many as fit into each shard; one that is larger has a shard for itself."""
+    some: list[tuple[ScannedPair, str]] = []
+    num_bytes = 0
+    for member in members:
+        size = _size(member[0][0])
+        if some and num_bytes + size > shard_bytes:
+            yield some
+            some, num_bytes = [], 0
+        some.append(member)
+        num_bytes += size
+    yield some
 
 
-def _write_shard(name: str, members: Members, files: Files, tick: Callable[[], object]) -> Shard:
+def _write_shard(
+    name: str, members: Sequence[tuple[ScannedPair, str]], files: Files, tick: Callable[[], object]
+) -> Shard:
     samples: list[Sample] = []
     with (
         files.writing(name) as file,
         tarfile.TarFile(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive,
     ):
-        for (pair, *facts), key in members:
-            written = []
-            sources = (pair.image, pair.shown_image, key), (pair.mask, pair.shown_mask, f"{key}.mask")
-            for (source, shown, stem), measured in zip(sources, facts, strict=True):
-                with naming(shown):
-                    content = read_bytes(source)
-                if measured is not None and content_digest(content) != measured.digest:
-                    raise DataError(f"{shown}: changed while the shards were written; start again")
-                written.append(shard_index.add_member(archive, f"{stem}{source.suffix.lower()}", content))
-            plain = [None if measured is None else plain_facts(measured) for measured in facts]
-            samples.append(Sample(pair.name, written[0], written[1], pair.part or "", pair.group, *plain))
+        for (pair, image_facts, mask_facts), key in members:
+            image = _add(archive, pair.image, pair.shown_image, key, image_facts)
+            mask = _add(archive, pair.mask, pair.shown_mask, f"{key}.mask", mask_facts)
+            facts = image_facts and plain_facts("image", image_facts), mask_facts and plain_facts("mask", mask_facts)
+            samples.append(Sample(pair.name, image, mask, pair.part or "", pair.group, *facts))
             tick()
         archive.close()
         return Shard(name, file.tell(), tuple(samples))
+
+
+def _add(archive: tarfile.TarFile, source: Path, shown: str, stem: str, facts: ImageFacts | MaskFacts | None) -> Member:
+    with naming(shown):
+        content = read_bytes(source)
+    if facts is not None and content_digest(content) != facts.digest:
+        raise DataError(f"{shown}: changed while the shards were written; start again")
+    return add_member(archive, f"{stem}{source.suffix.lower()}", content)
