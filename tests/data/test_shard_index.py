@@ -96,7 +96,7 @@ def test_members_lie_where_their_offsets_say_and_the_bytes_depend_on_the_content
     assert data == written()[0]
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         assert {info.name: archive.extractfile(info).read() for info in archive} == FILES
-    assert list(list_members(io.BytesIO(data))) == [member[:3] for member in members]
+    assert list(list_members("x.tar", io.BytesIO(data))) == [member[:3] for member in members]
     assert {member.name: data[member.offset : member.end] for member in members} == FILES
 
 
@@ -114,11 +114,11 @@ def tar_of(**kinds):
 def test_folders_and_links_are_no_members_and_hard_links_are_refused_with_the_fix():
     """Samples of hard links would be missing without a word."""
     data = tar_of(d=tarfile.DIRTYPE, link=tarfile.SYMTYPE, pipe=tarfile.FIFOTYPE, a=tarfile.REGTYPE)
-    ((name, offset, length),) = list_members(io.BytesIO(data))
+    ((name, offset, length),) = list_members("x.tar", io.BytesIO(data))
     assert (name, data[offset : offset + length]) == ("a.png", b"abc")
     why = r"b\.png is a hard link or a sparse file: pack the files again, with tar --hard"
     with pytest.raises(ShardError, match=why):
-        list(list_members(io.BytesIO(tar_of(b=tarfile.LNKTYPE))))
+        list(list_members("x.tar", io.BytesIO(tar_of(b=tarfile.LNKTYPE))))
 
 
 def header(size, kind=tarfile.REGTYPE):
@@ -162,7 +162,7 @@ NESTED = tarfile.TarInfo._create_pax_generic_header({"comment": "x"}, tarfile.XH
 )
 def test_what_is_no_whole_tar_file_is_refused_and_never_read_endlessly(data, message):
     with pytest.raises(ShardError, match=message):
-        for _ in zip(range(1000), list_members(io.BufferedReader(io.BytesIO(data))), strict=False):
+        for _ in zip(range(1000), list_members("x.tar", io.BufferedReader(io.BytesIO(data))), strict=False):
             pass
 
 

@@ -1,6 +1,5 @@
-"""What tar files hold: the index of shards (shards.json) says where image and mask of each sample lie, with checksums
-and facts; shards of other tools are read through once, by WebDataset's naming, in which the files of a sample share
-their name up to the first dot. Nothing is ever unpacked."""
+"""What tar files hold. The index of shards (shards.json) says where image and mask of each sample lie, with checksums
+and facts; shards of other tools are read through once, by WebDataset's naming. Nothing is ever unpacked."""
 
 import io
 import json
@@ -11,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from unet_trainer.data.name_matching import part_in
 from unet_trainer.images.file_bytes import ShardError
+from unet_trainer.system.console import one_line
 from unet_trainer.system.input_files import parse_json
 
-INDEX_NAME = "shards.json"
-FORMAT = 2
+INDEX_NAME, FORMAT = "shards.json", 2
 BLOCK = tarfile.BLOCKSIZE
 # What damaged or hostile headers raise: wrong numbers, lengths beyond memory, headers of headers of headers.
 TAR_ERRORS = (tarfile.TarError, EOFError, OverflowError, ValueError, MemoryError, RecursionError)
@@ -30,15 +29,22 @@ IMAGE_WORDS = ("image", "img", "input", "rgb", "photo")  # a.image.jpg
 MASK_WORDS = ("mask", "masks", "seg", "segmentation", "label", "labels", "gt", "target", "annotation", "annot")
 
 
+def _require_text(value: str) -> str:
+    value.encode("utf-8", "surrogateescape")  # a surrogate that stands for no byte of a name is a ValueError
+    if "\0" in value:
+        raise ValueError("it holds a NUL")
+    return value
+
+
 def _require_inside(path: str) -> str:
-    path.encode("utf-8", "surrogateescape")  # a surrogate that stands for no byte of a name is a ValueError
-    if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+    if not {"", ".", ".."}.isdisjoint(path.split("/")):
         raise ValueError(f"{path!r:.60} is no path below the shards")
     return path
 
 
 Natural = Annotated[int, Field(strict=True, ge=0)]
-InnerPath = Annotated[str, AfterValidator(_require_inside)]
+Text = Annotated[str, AfterValidator(_require_text)]
+InnerPath = Annotated[Text, AfterValidator(_require_inside)]
 
 
 class Member(NamedTuple):
@@ -57,12 +63,12 @@ class Member(NamedTuple):
 class Sample(NamedTuple):
     """An image and its mask in one shard."""
 
-    name: InnerPath
+    name: Text
     image: Member
     mask: Member
     part: Literal["", "train", "val", "test"] = ""  # empty: not divided
-    group: str = ""
-    image_facts: dict[str, Any] | None = None  # as the scan caches them
+    group: Text = ""
+    image_facts: dict[str, Any] | None = None  # that the scan found
     mask_facts: dict[str, Any] | None = None
 
 
@@ -76,9 +82,9 @@ class Shard:
 @dataclass(frozen=True)
 class ShardIndex:
     shards: tuple[Shard, ...]
-    class_names: tuple[str, ...] | None = None
-    unpaired: tuple[str, ...] = ()  # SHARD/KEY of samples of other tools without an image or without a mask
-    class_file: tuple[str, str] | None = None  # name and text of the file that names the classes, if there was one
+    class_names: tuple[Text, ...] | None = None
+    unpaired: tuple[Text, ...] = ()  # SHARD/KEY of samples of other tools without an image or without a mask
+    class_file: tuple[Text, Text] | None = None  # name and text of the file that names the classes, if there was one
 
     @property
     def num_samples(self) -> int:
@@ -98,19 +104,16 @@ def index_from_json(text: str | bytes) -> ShardIndex:
     try:
         content = parse_json(text)
         if content["format"] != FORMAT:
-            other = f"format {content['format']!r:.20}; this version reads format {FORMAT}"
-            raise ShardError(f"{other}: write them again with shard")
+            raise ValueError(f"format {content['format']!r:.20}; this version reads format {FORMAT}")
         index: ShardIndex = TypeAdapter(ShardIndex).validate_python(content)
         if len({shard.name for shard in index.shards}) < len(index.shards):
             raise ValueError("a shard is listed twice")
         for shard in index.shards:
             if any(member.end > shard.num_bytes for sample in shard.samples for member in (sample.image, sample.mask)):
                 raise ValueError(f"a file lies beyond the end of {shard.name}")
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ShardError(f"not an index of shards ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
     except (ValueError, LookupError, TypeError) as error:
-        raise ShardError(f"not an index of shards ({error or type(error).__name__})") from None
+        reason = one_line(str(error) or type(error).__name__)
+        raise ShardError(f"not an index of shards ({reason:.200}); write them again with shard") from None
     return index
 
 
@@ -123,7 +126,7 @@ def add_member(archive: tarfile.TarFile, name: str, content: bytes) -> Member:
     return Member(name, archive.offset - padded, len(content), zlib.crc32(content))
 
 
-def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
+def list_members(shard: str, file: BinaryIO) -> Iterator[tuple[str, int, int]]:
     """Name, offset and length of the plain files in a tar file. Raises ShardError, also where tarfile takes a damaged
     header, or a file that was cut off between two members, for the end."""
     position = 0
@@ -146,22 +149,23 @@ def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
             raise ValueError(f"no end marker, or something behind it, at byte {archive.offset}: {fix}")
     except TAR_ERRORS as error:
         reason = error or type(error).__name__
-        raise ShardError(f"not a complete tar file ({reason}); one that is compressed has to be decompressed") from None
+        fix = "one that is compressed has to be decompressed"
+        raise ShardError(f"{shard}: not a complete tar file ({reason}); {fix}") from None
 
 
 def index_shard(name: str, num_bytes: int, file: BinaryIO) -> tuple[Shard, list[str]]:
     """The samples of a shard of any tool, and those that lack an image or a mask. Raises ShardError."""
-    by_key: dict[str, list[Member]] = {}  # WebDataset's key is the path up to the first dot of its last part
-    for raw, offset, length in list_members(file):
+    by_key: dict[str, list[Member]] = {}  # the files of a sample share their path up to the first dot of its last part
+    for raw, offset, length in list_members(name, file):
         path = posixpath.normpath(raw.lstrip("/"))  # ./a.jpg is a.jpg
-        folder, slash, last = path.rpartition("/")
-        key, *words = last.split(".")
-        if key and words and words[-1].lower() in IMAGES:
+        stem, *words = posixpath.basename(path).split(".")
+        if stem and words and words[-1].lower() in IMAGES:
             file.seek(offset)
             content = file.read(min(length, num_bytes))  # a damaged header may have any length
             if len(content) < length:
-                raise ShardError(f"it ends within {raw}")
-            by_key.setdefault(f"{folder}{slash}{key}", []).append(Member(path, offset, length, zlib.crc32(content)))
+                raise ShardError(f"{name}: it ends within {raw}")
+            key = posixpath.join(posixpath.dirname(path), stem)
+            by_key.setdefault(key, []).append(Member(path, offset, length, zlib.crc32(content)))
     found = {key: _image_and_mask(members) for key, members in by_key.items()}
     part = part_in([name]) or ""  # train/a-000.tar and a-val-000.tar say their part
     samples = tuple(Sample(key, *pair, part) for key, pair in found.items() if pair is not None)
@@ -170,7 +174,7 @@ def index_shard(name: str, num_bytes: int, file: BinaryIO) -> tuple[Shard, list[
 
 def _image_and_mask(members: Sequence[Member]) -> tuple[Member, Member] | None:
     """a.jpg or a.image.jpg with a.seg.png, a.mask.png or a.png; None if there is no such pair, or more than one."""
-    words = {member: member.name.rpartition("/")[2].lower().split(".")[1:] for member in members}
+    words = {member: posixpath.basename(member.name).lower().split(".")[1:] for member in members}
     images = [member for member in members if len(words[member]) == 1 or words[member][-2] in IMAGE_WORDS]
     masks = [member for member in members if len(words[member]) > 1 and words[member][-2] in MASK_WORDS]
     if not masks and len(images) == 2:  # a.jpg and a.png

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.load import PROTOCOLS
-from unet_trainer.data.shard_index import BLOCK, Member, Shard, ShardIndex
+from unet_trainer.data.shard_index import Member, Sample, Shard, ShardIndex
 from unet_trainer.images.file_bytes import ShardError, StoredFile
 from unet_trainer.system.atomic_files import atomic_open, make_own_folder
 from unet_trainer.system.concurrency import read_ahead
@@ -35,6 +34,7 @@ WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each further try; toge
 CONNECT_SECONDS, READ_SECONDS = 15.0, 30.0  # without an answer, or without a further byte of it
 BLOCK_BYTES = 2**23  # that are read at a time from a file that is read from its beginning
 FINAL_STATUSES = frozenset(range(400, 500)) - {408, 425, 429}  # asking again gives the same answer
+FINAL_ERRORS = (PermissionError, NotImplementedError, ImportError)
 NUM_CONNECTIONS = 16  # of a process
 AHEAD_BYTES = 2**26  # of a worker: fetched ahead
 MAX_FETCHES = 3  # of content with wrong checksums
@@ -78,33 +78,9 @@ class Files:
 
         return self.retry(read_once, name)
 
-    def sizes_and_versions(self, names: Sequence[str]) -> list[tuple[int | None, str]]:
-        return [found for _, found in read_ahead(self.size_and_version, names, NUM_CONNECTIONS)]
-
-    def size_and_version(self, name: str) -> tuple[int | None, str]:
-        """In bytes, None if unknown; and what changes with the content, if anything does."""
-        info = self.retry(lambda system, place: system.info(place), name)
-        if info.get("type", "file") != "file":  # reading a pipe would wait
-            raise ShardError(f"{self.place(name)} is no file")
-        version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime", "updated") if info.get(key)), "")
-        return info.get("size"), str(version)
-
     def has_ranges(self, name: str) -> bool:
         """Whether the server gives parts of a file; some give the whole, whatever is asked for."""
         return len(self.retry(lambda system, place: system.cat_file(place, start=0, end=1), name)) <= 1
-
-    def find(self, is_deep: bool = True) -> list[str]:
-        """The names of all files, or of those in the folder itself. Empty where none can be listed."""
-        depth = None if is_deep else 1
-        try:
-            paths = self.retry(lambda system, place: system.find(place, maxdepth=depth), "", "be listed")
-        except MissingFile:
-            return []
-        start = f"{self.place('')}/"
-        urls = (
-            path if is_url(path) or not self.is_remote else f"{self.protocol}://{path.lstrip('/')}" for path in paths
-        )
-        return sorted(url.removeprefix(start) for url in urls if url.startswith(start))
 
     def read_through(self, name: str, read: Callable[[BinaryIO], Result]) -> Result:
         """What `read` makes of a file that is read from its beginning; after a failure, of all of it again."""
@@ -116,6 +92,28 @@ class Files:
                 return read(file)
 
         return self.retry(read_once, name)
+
+    def size_and_version(self, name: str) -> tuple[int | None, str]:
+        """In bytes, None if unknown; and what changes with the content, if anything does."""
+        info = self.retry(lambda system, place: system.info(place), name)
+        if info.get("type", "file") != "file":  # reading a pipe would wait
+            raise ShardError(f"{self.place(name)} is no file")
+        version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime", "updated") if info.get(key)), "")
+        return info.get("size"), str(version)
+
+    def sizes_and_versions(self, names: Sequence[str]) -> list[tuple[int | None, str]]:
+        return [found for _, found in read_ahead(self.size_and_version, names, NUM_CONNECTIONS)]
+
+    def find(self, is_deep: bool = True) -> list[str]:
+        """The names of all files, or of those in the folder itself. Empty where none can be listed."""
+        depth = None if is_deep else 1
+        try:
+            paths = self.retry(lambda system, place: system.find(place, maxdepth=depth), "", "be listed")
+        except MissingFile:
+            return []
+        start = f"{self.place('')}/"
+        urls = [path if path.startswith(start) else f"{self.protocol}://{path.lstrip('/')}" for path in paths]
+        return sorted(url.removeprefix(start) for url in urls if url.startswith(start))
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
@@ -130,7 +128,7 @@ class Files:
         except UserError:
             raise
         except Exception as error:  # each library has its own
-            reason = "not allowed there" if isinstance(error, NotImplementedError) else first_line(error)
+            reason = getattr(error, "strerror", None) or first_line(error)
             raise ShardError(f"--out: {place} cannot be written ({reason})") from error
 
     def delete(self, name: str) -> None:
@@ -153,7 +151,7 @@ class Files:
                 status = getattr(failure, "status", None)
                 if is_missing and status in (None, 404, 410):
                     raise MissingFile(f"{place} is not there") from None
-                if wait is None or status in FINAL_STATUSES or isinstance(error, PermissionError | NotImplementedError):
+                if wait is None or status in FINAL_STATUSES or isinstance(error, FINAL_ERRORS):
                     reason = getattr(failure, "strerror", None) or first_line(failure)
                     tries = f"; {len(self.waits) + 1} tries" if wait is None and self.waits else ""
                     raise ShardError(f"{place} cannot {what} ({reason}{tries})") from None
@@ -164,45 +162,29 @@ class Files:
 
 def _connect(protocol: str, process: int) -> Any:
     """fsspec's file system, one for each process: connections and their thread do not survive a fork."""
-    if protocol != "file" and protocol not in PROTOCOLS:
-        raise ShardError(f"{protocol}:// is not known; need {', '.join(f'{known}://' for known in PROTOCOLS)}")
+    import fsspec
+
     options: dict[str, Any] = {}
-    try:
-        import fsspec
+    if protocol in ("http", "https"):
+        import aiohttp
 
-        if protocol in ("http", "https"):
-            import aiohttp
-
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
-            options = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
-        return fsspec.filesystem(protocol, skip_instance_cache=True, **options)
-    except ImportError:
-        package = PROTOCOLS.get(protocol, "fsspec")
-        raise ShardError(f"{protocol}:// needs the package {package}: pip install {package}") from None
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+        options = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
+    return fsspec.filesystem(protocol, skip_instance_cache=True, **options)
 
 
-class Span(NamedTuple):
-    """Part of a shard that is fetched at once: an image and its mask, or one of them."""
-
+class StoredSample(NamedTuple):
     shard: str
-    start: int
-    stop: int
-    members: tuple[Member, ...]
-
-    def is_right(self, content: bytes) -> bool:
-        is_whole = len(content) == self.stop - self.start
-        return is_whole and all(zlib.crc32(self.cut(content, member)) == member.checksum for member in self.members)
-
-    def cut(self, content: bytes, member: Member) -> memoryview:
-        return memoryview(content)[member.offset - self.start : member.end - self.start]
+    sample: Sample
+    image: StoredFile
+    mask: StoredFile
 
 
-class _Fetched(threading.local):
-    """What a thread has fetched ahead, and the span that it has read last: a mask follows its image."""
+class _Ahead(threading.local):
+    """What a thread has fetched ahead, by paths."""
 
     def __init__(self) -> None:
-        self.ahead: dict[Span, bytes | ShardError] = {}
-        self.last: tuple[Span | None, bytes] = None, b""
+        self.contents: dict[StoredFile, bytes] = {}
 
 
 class ShardStore:
@@ -212,31 +194,29 @@ class ShardStore:
         self.files, self.index, self.cache = files, index, cache
         self.is_remote = files.is_remote
         self.gives_whole_files = False  # a server that knows no ranges
-        self._fetched = _Fetched()
-        self._files: dict[str, StoredFile] = {}  # by their paths
-        for shard in index.shards:
-            for sample in shard.samples:
-                members = sample.image, sample.mask
-                start, stop = min(member.offset for member in members), max(member.end for member in members)
-                is_close = self.is_remote and stop - start <= 2 * (sum(member.length for member in members) + BLOCK)
-                together = Span(shard.name, start, stop, members)
-                for member, facts in zip(members, (sample.image_facts, sample.mask_facts), strict=True):
-                    path = self._path(shard.name, member)
-                    file = self._files[path] = StoredFile(path)
-                    file.store, file.member, file.facts = self, member, facts
-                    file.span = together if is_close else Span(shard.name, member.offset, member.end, (member,))
-                    file.shown = f"{files.place(shard.name)}/{member.name}"
-                    file.stamp = [member.length, member.checksum, member.offset]
+        self.samples = [
+            StoredSample(
+                shard.name,
+                sample,
+                self._stored(shard, sample.image, sample.image_facts),
+                self._stored(shard, sample.mask, sample.mask_facts),
+            )
+            for shard in index.shards
+            for sample in shard.samples
+        ]
+        self._by_path = {file.as_posix(): file for sample in self.samples for file in (sample.image, sample.mask)}
+        self._ahead = _Ahead()
 
-    def _path(self, shard: str, member: Member) -> str:
-        return Path(self.files.root, shard, member.name).as_posix()
-
-    def file(self, shard: str, member: Member) -> StoredFile:
-        return self._files[self._path(shard, member)]
+    def _stored(self, shard: Shard, member: Member, facts: dict[str, Any] | None) -> StoredFile:
+        file = StoredFile(Path(self.files.root, shard.name, member.name))
+        file.store, file.member, file.facts = self, (shard.name, member), facts
+        file.shown = f"{self.files.place(shard.name)}/{member.name}"
+        file.stamp = [member.length, member.checksum, member.offset]
+        return file
 
     def find(self, path: str) -> StoredFile | None:
         """By its path, data/cells-000000.tar/cell_17.png."""
-        return self._files.get(path)
+        return self._by_path.get(path)
 
     def check(self) -> None:
         """Raises ShardError if a shard is missing or has another size than in the index."""
@@ -249,45 +229,37 @@ class ShardStore:
 
     def read(self, file: StoredFile) -> bytes:
         """The content of a file. Raises ShardError."""
-        span, content = self._fetched.last
-        if span != file.span:
-            ahead = self._fetched.ahead.pop(file.span, None)
-            if isinstance(ahead, ShardError):
-                raise ahead
-            content = ahead or self._fetch(file.span)
-            if self.is_remote:
-                self._fetched.last = file.span, content
-        return bytes(file.span.cut(content, file.member))
+        return self._ahead.contents.pop(file, None) or self._fetch(file)
 
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
-        """Fetches what this thread will read next, as far as memory allows; errors are raised by `read`."""
-        self._fetched.ahead = {}
-        if not self.is_remote or self.gives_whole_files:
-            return
+        """Fetch what this thread will read next, as far as memory allows. What fails is fetched again by `read`."""
+        self._ahead.contents = {}
+        if self.is_remote and not self.gives_whole_files:
+            files = list(dict.fromkeys(files))
+            ends = accumulate(file.member[1].length for file in files)
+            first = [file for file, end in zip(files, ends, strict=True) if end <= AHEAD_BYTES]
+            with contextlib.closing(
+                read_ahead(self._try_fetch, first, NUM_CONNECTIONS, max_items=len(first))
+            ) as fetched:
+                self._ahead.contents = dict(fetched)
 
-        def fetch(span: Span) -> bytes | ShardError:
-            try:
-                return self._fetch(span)
-            except ShardError as error:
-                return error
+    def _try_fetch(self, file: StoredFile) -> bytes:
+        with contextlib.suppress(ShardError):
+            return self._fetch(file)
+        return b""
 
-        spans = list(dict.fromkeys(file.span for file in files if file.span != self._fetched.last[0]))
-        ends = accumulate(span.stop - span.start for span in spans)
-        spans = [span for span, end in zip(spans, ends, strict=True) if end <= AHEAD_BYTES]
-        with contextlib.closing(read_ahead(fetch, spans, NUM_CONNECTIONS, max_items=len(spans))) as fetched:
-            self._fetched.ahead = dict(fetched)
-
-    def _fetch(self, span: Span) -> bytes:
+    def _fetch(self, file: StoredFile) -> bytes:
         """From the cache, or from where the shards are. Raises ShardError."""
-        if self.cache is not None and span.is_right(kept := self.cache.read(span.shard, span.start, span.stop)):
+        shard, member = file.member
+        start, stop = member.offset, member.end
+        if self.cache is not None and zlib.crc32(kept := self.cache.read(shard, start, stop)) == member.checksum:
             return kept
-        start, stop = (0, None) if self.gives_whole_files and self.cache is not None else (span.start, span.stop)
+        first, last = (0, None) if self.gives_whole_files and self.cache is not None else (start, stop)
         for _ in range(MAX_FETCHES if self.is_remote else 1):
-            content = self.files.read(span.shard, start, stop)
-            part = content[span.start - start : span.stop - start]
-            if span.is_right(part):
+            content = self.files.read(shard, first, last)
+            if zlib.crc32(part := content[start - first : stop - first]) == member.checksum:
                 if self.cache is not None:
-                    self.cache.write(span.shard, start, content)
+                    self.cache.write(shard, first, content)
                 return part
         raise ShardError(f"its content differs from the index (checksum): {CHANGED}, or the disk has damaged them")
 
