@@ -16,7 +16,7 @@ from helpers.no_files import NO_FILES, replace_by
 from helpers.shards import pairs_on_a_dead_remote
 from unet_trainer.config.choices import choose_normalize
 from unet_trainer.data import scan
-from unet_trainer.data.file_facts import ADAPTERS, TABLE, _key
+from unet_trainer.data.file_facts import TABLE, _key, plain_facts
 from unet_trainer.data.pairs import Pair
 from unet_trainer.data.scan import ImageFacts, MaskFacts, ScanCache, scan_pairs
 from unet_trainer.images.file_bytes import DataError, file_stamp
@@ -142,7 +142,7 @@ def test_a_damaged_entry_of_the_cache_is_read_anew(kind, tmp_path):
     """Each field in turn of another type, and the entry itself: never other facts than those of the file."""
     pair = make_pair(tmp_path, "a", np.array([[0, 1, 2]] * 2, np.uint8))
     expected = scan_pairs([pair], QUIET, ScanCache(tmp_path / "cache.sqlite"))
-    facts = json.loads(ADAPTERS[kind].dump_json(getattr(expected[0], kind)))
+    facts = [*plain_facts(kind, getattr(expected[0], kind)).values()]
     damaged = [None, "text", [], [0, *facts[1:]], facts[:-7], [*facts, 1]]
     damaged += [[*facts[:-1], text] for text in ("AAAA", "é")]
     damaged += [[*facts[:place], [{}], *facts[place + 1 :]] for place in range(len(facts))]
