@@ -70,7 +70,7 @@ def names(store):
 
 
 def stored(store):
-    return [file for one in store.samples for file in (one.image, one.mask)]
+    return [file for _, _, *files in store.samples for file in files]
 
 
 def read(store, path):

@@ -1,7 +1,6 @@
 """Reads every file once before the first step, so that a bad file is reported at the start, and decides from what they
 hold what all images share: channels, depth, what marks missing data, and statistics."""
 
-import hashlib
 import os
 import re
 import warnings
@@ -65,7 +64,7 @@ Task = tuple[Kind, Pair]  # a file of a pair
 
 def open_scan_cache(data_dir: Path, checkpoint_dir: Path, nodata: float | str) -> ScanCache:
     """The cache for the files of data_dir; each data_dir has its own."""
-    name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
+    name = content_digest(os.fsencode(data_dir.resolve()))
     return ScanCache(checkpoint_dir / ".scan" / f"{name}.sqlite", nodata)
 
 
@@ -92,7 +91,7 @@ def scan_pairs(
             for (kind, pair), outcome in outcomes:
                 if isinstance(outcome, Crash) and outcome.is_timeout:
                     why = f"{outcome.reason} (worker_timeout); is the disk there? Else this file hangs its decoder"
-                    raise DataError(f"{_shown(kind, pair)}: {why}")
+                    raise DataError(f"{getattr(pair, f'shown_{kind}')}: {why}")
                 crashed = isinstance(outcome, Crash)
                 facts, stamp = (f"decoding it crashed ({outcome.reason})", None) if crashed else outcome
                 if stamp is not None and not isinstance(facts, str):
@@ -154,17 +153,13 @@ def _scan_file(
         facts = _scan_image(path, nodata) if kind == "image" else _scan_mask(pair)
     except ReadError as error:
         if isinstance(error, ShardError) and isinstance(path, StoredFile) and path.store.is_remote:
-            return DataError(f"{_shown(kind, pair)}: {error}")
+            return DataError(f"{getattr(pair, f'shown_{kind}')}: {error}")
         facts = str(error)
     except MemoryError:
         facts = NO_MEMORY
     if damage := JPEG_DAMAGE.search(read_stderr()):  # OpenCV decodes such a file, and libjpeg prints a message
         facts = f"the file is damaged ({damage.group(1) or 'it ends too early'})"
     return facts, stamp
-
-
-def _shown(kind: Kind, pair: Pair) -> str:
-    return pair.shown_image if kind == "image" else pair.shown_mask
 
 
 def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
@@ -177,39 +172,23 @@ def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
     image = np.ascontiguousarray(whole[:, :, :-1]) if alpha else whole
     is_float = whole.dtype.kind == "f"
     tag = file.nodata if is_float or nodata == "fill" else None
-    marks = [value for value in (tag, nodata) if isinstance(value, float)]
-    is_missing = find_missing(whole if is_float else image, marks)
-    missing: tuple[int, ...] = ()
-    is_held = np.ones(whole.shape, np.uint8)
-    if is_missing is not None:
-        is_held[:, :, : is_missing.shape[2]] -= is_missing
-        missing = tuple(np.count_nonzero(is_held == 0, axis=(0, 1)).tolist())
-    mean, std = _measure(whole, is_held if missing else None)
+    is_missing = find_missing(whole if is_float else image, [mark for mark in (tag, nodata) if isinstance(mark, float)])
+    if is_missing is not None and is_missing.shape != whole.shape:  # an opacity of whole numbers is there everywhere
+        is_missing = np.dstack([is_missing, np.zeros(whole.shape[:2], bool)])
     seen = whole if alpha == "band" else image
-    held = seen[is_held[:, :, : seen.shape[2]] > 0] if missing else seen
+    held = seen if is_missing is None else seen[~is_missing[:, :, : seen.shape[2]]]
     low, high = (float(held.min()), float(held.max())) if held.size else (0.0, 0.0)
-    values = whole[is_held == 0] if missing else ()
     seen = seen[:, :, :1] if (seen == seen[:, :, :1]).all() else seen  # grey, in one channel or in three
-    height, width, channels = image.shape
-    return ImageFacts(
-        height,
-        width,
-        channels,
-        whole.dtype.name,
-        mean,
-        std,
-        low,
-        high,
-        alpha,
-        file.is_turned,
-        digest=content_digest(file.data),
-        pixels=content_digest(np.ascontiguousarray(seen).ravel().data),
-        missing=missing,
-        marks=tuple(sorted({f"{value:.6g}".replace("nan", "NaN") for value in np.unique(values)[:3].tolist()})),
-        tag=tag if missing and not is_float else None,
-        nodata=nodata,
-        thumbnail="" if missing else thumbnail_of(image),
-    )
+    digests = content_digest(file.data), content_digest(np.ascontiguousarray(seen).ravel().data)
+    statistics = whole.dtype.name, *_measure(whole, is_missing), low, high, alpha, file.is_turned
+    if is_missing is None:
+        rest: tuple[Any, ...] = (), (), None, nodata, thumbnail_of(image)
+    else:
+        missing = tuple(np.count_nonzero(is_missing, axis=(0, 1)).tolist())
+        values = np.unique(whole[is_missing])[:3].tolist()
+        marks = tuple(sorted({f"{value:.6g}".replace("nan", "NaN") for value in values}))
+        rest = missing, marks, None if is_float else tag, nodata, ""
+    return ImageFacts._make((*image.shape, *statistics, *digests, *rest))
 
 
 def _is_band(alpha: Pixels) -> bool:
@@ -218,13 +197,18 @@ def _is_band(alpha: Pixels) -> bool:
     return len(values) >= MANY_OPACITIES and bool(counts.max() < MAX_FREQUENT * counts.sum())
 
 
-def _measure(image: Pixels, is_held: Pixels | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel; `is_held`: of what is 1 there alone."""
+def _measure(image: Pixels, is_missing: Pixels | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, of what is not missing."""
     image = image if image.dtype.name in CV_DTYPES else image.astype(np.float64)
-    masks = [None] * image.shape[2] if is_held is None else [*np.ascontiguousarray(np.moveaxis(is_held, 2, 0))]
-    moments = [cv2.meanStdDev(channel, mask=mask) for channel, mask in zip(cv2.split(image), masks, strict=True)]
+    held = [None] * image.shape[2] if is_missing is None else _channels((~is_missing).astype(np.uint8))
+    moments = [cv2.meanStdDev(channel, mask=mask) for channel, mask in zip(_channels(image), held, strict=True)]
     mean, std = np.array(moments)[:, :, 0, 0].T.tolist()
     return tuple(mean), tuple(std)
+
+
+def _channels(image: Pixels) -> list[Any]:
+    """Those of cv2.split are at most 512."""
+    return [np.ascontiguousarray(image[:, :, index]) for index in range(image.shape[2])]
 
 
 def scan_as_mask(_: int, pair: Pair) -> MaskFacts:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.data.shard_index import Member, Sample, Shard, ShardIndex
@@ -173,20 +173,6 @@ def _connect(protocol: str, process: int) -> Any:
     return fsspec.filesystem(protocol, skip_instance_cache=True, **options)
 
 
-class StoredSample(NamedTuple):
-    shard: str
-    sample: Sample
-    image: StoredFile
-    mask: StoredFile
-
-
-class _Ahead(threading.local):
-    """What a thread has fetched ahead, by paths."""
-
-    def __init__(self) -> None:
-        self.contents: dict[StoredFile, bytes] = {}
-
-
 class ShardStore:
     """Reads files from shards; from several threads, and in processes forked from this one."""
 
@@ -194,18 +180,14 @@ class ShardStore:
         self.files, self.index, self.cache = files, index, cache
         self.is_remote = files.is_remote
         self.gives_whole_files = False  # a server that knows no ranges
-        self.samples = [
-            StoredSample(
-                shard.name,
-                sample,
-                self._stored(shard, sample.image, sample.image_facts),
-                self._stored(shard, sample.mask, sample.mask_facts),
-            )
-            for shard in index.shards
-            for sample in shard.samples
-        ]
-        self._by_path = {file.as_posix(): file for sample in self.samples for file in (sample.image, sample.mask)}
-        self._ahead = _Ahead()
+        self.samples: list[tuple[str, Sample, StoredFile, StoredFile]] = []  # shard, sample, image and mask
+        for shard in index.shards:
+            for sample in shard.samples:
+                image = self._stored(shard, sample.image, sample.image_facts)
+                mask = self._stored(shard, sample.mask, sample.mask_facts)
+                self.samples.append((shard.name, sample, image, mask))
+        self._by_path = {file.as_posix(): file for _, _, *files in self.samples for file in files}
+        self._ahead = threading.local()  # what a thread has fetched ahead
 
     def _stored(self, shard: Shard, member: Member, facts: dict[str, Any] | None) -> StoredFile:
         file = StoredFile(Path(self.files.root, shard.name, member.name))
@@ -229,7 +211,7 @@ class ShardStore:
 
     def read(self, file: StoredFile) -> bytes:
         """The content of a file. Raises ShardError."""
-        return self._ahead.contents.pop(file, None) or self._fetch(file)
+        return getattr(self._ahead, "contents", {}).pop(file, None) or self._fetch(file)
 
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
         """Fetch what this thread will read next, as far as memory allows. What fails is fetched again by `read`."""

@@ -162,19 +162,18 @@ def find_in_shards(config: Config, console: Console | None = None, listing: List
         needed = "need WebDataset's names, a.jpg with a.png, a.seg.png or a.mask.png"
         fix = f"{needed}; an archive of folders has to be unpacked"
         raise DataError(f"data_dir: no sample with an image and a mask in the {num_shards} of {root}{there}; {fix}")
-    what, skips = "without one image and one mask", config.unpaired == "skip"
-    problem = Problem("no_mask", "sample", what, index.unpaired, "unpaired: skip leaves them out", SKIP.settings)
-    notice = f"{counted(len(index.unpaired), 'sample')} {what} left out (unpaired: skip)"
-    problems, notices = () if skips else (problem,), (notice,) if skips else ()
-    return FoundPairs(
-        tuple(pair for pair in pairs if pair.part != "test"),
-        f"{num_shards}, {describe_size(index.num_bytes)}",
-        problems if index.unpaired else (),
-        tuple(pair for pair in pairs if pair.part == "test"),
-        notices=notices if index.unpaired else (),
-        class_names=index.class_names,
-        class_file=index.class_file,
-    )
+    used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
+    rule = f"{num_shards}, {describe_size(index.num_bytes)}"
+    found = FoundPairs(used, rule, test=test, class_names=index.class_names, class_file=index.class_file)
+    what = "without one image and one mask"
+    if index.unpaired and config.unpaired == "skip":
+        notice = f"{counted(len(index.unpaired), 'sample')} {what} left out (unpaired: skip)"
+        return dataclasses.replace(found, notices=(notice,))
+    if index.unpaired:
+        fix = "unpaired: skip leaves them out"
+        problem = Problem("no_mask", "sample", what, index.unpaired, fix, SKIP.settings)
+        return dataclasses.replace(found, problems=(problem,))
+    return found
 
 
 def describe_size(num_bytes: int) -> str:
@@ -182,8 +181,8 @@ def describe_size(num_bytes: int) -> str:
 
 
 def _pairs(store: ShardStore) -> list[Pair]:
-    repeated = Counter(stored.sample.name for stored in store.samples)
-    is_divided = any(stored.sample.part == "val" for stored in store.samples)
+    repeated = Counter(sample.name for _, sample, *_ in store.samples)
+    is_divided = any(sample.part == "val" for _, sample, *_ in store.samples)
     pairs = []
     for shard, sample, image, mask in store.samples:
         name = sample.name if repeated[sample.name] == 1 else f"{shard.removesuffix('.tar')}/{sample.name}"
@@ -194,6 +193,7 @@ def _pairs(store: ShardStore) -> list[Pair]:
 
 # Writing. A pair, and what the scan measured in its files; None of test pairs, which are not read before they are used.
 ScannedPair = tuple[Pair, ImageFacts | None, MaskFacts | None]
+Tick = Callable[[], object]
 Members = list[tuple[ScannedPair, str]]  # of a shard: the pairs and their keys
 
 
@@ -207,12 +207,7 @@ def refuse_other_files(files: Files) -> None:
 
 
 def write_shards(
-    found: FoundPairs,
-    pairs: Sequence[ScannedPair],
-    name: str,
-    files: Files,
-    shard_bytes: int,
-    tick: Callable[[], object],
+    found: FoundPairs, pairs: Sequence[ScannedPair], name: str, files: Files, shard_bytes: int, tick: Tick
 ) -> ShardIndex:
     """Write all pairs, in their order; `tick` is called after each. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
@@ -261,7 +256,7 @@ def _divide(members: Members, shard_bytes: int) -> Iterator[Members]:
     yield some
 
 
-def _write_shard(name: str, members: Members, files: Files, tick: Callable[[], object]) -> Shard:
+def _write_shard(name: str, members: Members, files: Files, tick: Tick) -> Shard:
     samples: list[Sample] = []
 
     def add(source: Path, shown: str, stem: str, facts: ImageFacts | MaskFacts | None) -> Member:
