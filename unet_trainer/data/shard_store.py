@@ -211,24 +211,27 @@ class ShardStore:
 
     def read(self, file: StoredFile) -> bytes:
         """The content of a file. Raises ShardError."""
-        return getattr(self._ahead, "contents", {}).pop(file, None) or self._fetch(file)
+        ahead = getattr(self._ahead, "contents", {}).pop(file, None)
+        if isinstance(ahead, ShardError):
+            raise ahead
+        return ahead or self._fetch(file)
 
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
-        """Fetch what this thread will read next, as far as memory allows. What fails is fetched again by `read`."""
+        """Fetch what this thread will read next, as far as memory allows; errors are raised by `read`."""
         self._ahead.contents = {}
         if self.is_remote and not self.gives_whole_files:
             files = list(dict.fromkeys(files))
             ends = accumulate(file.member[1].length for file in files)
             first = [file for file, end in zip(files, ends, strict=True) if end <= AHEAD_BYTES]
-            with contextlib.closing(
-                read_ahead(self._try_fetch, first, NUM_CONNECTIONS, max_items=len(first))
-            ) as fetched:
+            fetched = read_ahead(self._try_fetch, first, NUM_CONNECTIONS, max_items=len(first))
+            with contextlib.closing(fetched):
                 self._ahead.contents = dict(fetched)
 
-    def _try_fetch(self, file: StoredFile) -> bytes:
-        with contextlib.suppress(ShardError):
+    def _try_fetch(self, file: StoredFile) -> bytes | ShardError:
+        try:
             return self._fetch(file)
-        return b""
+        except ShardError as error:
+            return error
 
     def _fetch(self, file: StoredFile) -> bytes:
         """From the cache, or from where the shards are. Raises ShardError."""
@@ -259,9 +262,8 @@ class RangeCache:
         folder.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.folder)
         statuses = [file.lstat() for file in self.folder.iterdir()]
-        num_kept = sum(
-            min(status.st_size, getattr(status, "st_blocks", 2**60) * 512) for status in statuses
-        )  # no holes
+        # holes take no blocks
+        num_kept = sum(min(status.st_size, getattr(status, "st_blocks", 2**60) * 512) for status in statuses)
         self.max_bytes = min(max_bytes, free_disk(folder) // 2 + num_kept)
         starts = accumulate([shard.num_bytes for shard in shards], initial=0)
         self._starts = dict(zip([shard.name for shard in shards], starts, strict=False))

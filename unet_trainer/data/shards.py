@@ -90,9 +90,8 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
         return store
     if max_bytes := int(config.cache_gb * 1e9):
         with contextlib.suppress(OSError):  # where nothing can be written, nothing is kept
-            store.cache = RangeCache(
-                folder, " ".join((place.root, *(place.names or ()))), store.index.shards, max_bytes
-            )
+            url = " ".join((place.root, *(place.names or ())))
+            store.cache = RangeCache(folder, url, store.index.shards, max_bytes)
     if not files.has_ranges(store.index.shards[0].name):
         store.gives_whole_files = True
         cost = "each is fetched once and kept (cache_gb)" if store.cache else "each file takes a whole shard"
