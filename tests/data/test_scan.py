@@ -15,7 +15,7 @@ from helpers.image_bytes import damaged_jpeg
 from helpers.no_files import NO_FILES, replace_by
 from helpers.shards import pairs_on_a_dead_remote
 from unet_trainer.config.choices import choose_normalize
-from unet_trainer.data import scan
+from unet_trainer.data import file_facts, scan
 from unet_trainer.data.file_facts import TABLE, _key, plain_facts
 from unet_trainer.data.pairs import Pair
 from unet_trainer.data.scan import ImageFacts, MaskFacts, ScanCache, scan_pairs
@@ -185,39 +185,38 @@ def test_a_cache_that_is_damaged_is_made_anew_and_what_is_no_file_left_alone(dam
     else:
         place.write_bytes(contents[damage])
     assert set(ScanCache(place).find("image", files)) <= {None, facts}
+    fill()  # of some damage, this finds more
     assert fill() == [facts if damage in contents else None] * 60
 
 
-def test_runs_at_once_write_one_cache_and_a_place_that_cannot_be_written_stops_no_run(tmp_path):
-    pairs = [make_pair(tmp_path, f"{index}", np.array([[0, 1]] * 3, np.uint8)) for index in range(12)]
-    caches = [ScanCache(tmp_path / "runs/.scan/cache.sqlite") for _ in range(4)]
-    with ThreadPoolExecutor(4) as threads:
-        found = [*threads.map(lambda number: scan_pairs(pairs[number::4], QUIET, caches[number]), range(4))]
-    assert [facts for each in found for facts in each] == scan_pairs(
-        pairs[0::4] + pairs[1::4] + pairs[2::4] + pairs[3::4], QUIET
-    )
-    assert None not in ScanCache(caches[0].path).find("image", [pair.image for pair in pairs])
+def test_runs_at_once_write_one_cache_and_a_place_that_cannot_be_used_stops_no_run(tmp_path, monkeypatch):
+    pairs = [make_pair(tmp_path, f"{index}", np.array([[0, 1]] * 3, np.uint8)) for index in range(9)]
+    place = tmp_path / "runs/.scan/cache.sqlite"
+    with ThreadPoolExecutor(3) as threads:
+        found = [*threads.map(lambda first: scan_pairs(pairs[first : first + 3], QUIET, ScanCache(place)), (0, 3, 6))]
+    assert [*ScanCache(place).find("image", [pair.image for pair in pairs])] == [
+        one.image for each in found for one in each
+    ]
     (tmp_path / "file").touch()
-    assert scan_pairs(pairs, QUIET, ScanCache(tmp_path / "file/cache.sqlite")) == scan_pairs(pairs, QUIET)
+    assert scan_pairs(pairs[:3], QUIET, ScanCache(tmp_path / "file/cache.sqlite")) == found[0]
+    monkeypatch.setattr(file_facts, "WAIT_SECONDS", 0.1)
+    with contextlib.closing(sqlite3.connect(place, isolation_level="EXCLUSIVE")) as other:
+        other.execute(f"DELETE FROM {TABLE}")  # a run that hangs while it writes: it is waited for once
+        cache = ScanCache(place)
+        assert scan_pairs(pairs[:3], QUIET, cache) == found[0]
+        assert cache.path is None
 
 
 def test_what_was_read_before_an_interruption_is_kept(tmp_path, monkeypatch):
-    pairs = [make_pair(tmp_path, f"{index}", np.array([[0, 1]] * 3, np.uint8)) for index in range(3)]
+    pairs, place = [make_jpeg(tmp_path, f"{index}", index) for index in range(3)], tmp_path / "cache.sqlite"
     monkeypatch.setattr(scan, "count_cores", lambda: 1)
-    monkeypatch.setattr(scan, "_scan_image", interrupting(scan._scan_image, pairs[2].image))
-    with pytest.raises(RuntimeError):
-        scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.sqlite"))
-    known = ScanCache(tmp_path / "cache.sqlite").find("image", [pair.image for pair in pairs])
-    assert [facts is not None for facts in known] == [True, True, False]
-
-
-def interrupting(scan_image, bad):
-    def scan_or_stop(path, nodata):
-        if path == bad:
-            raise ZeroDivisionError
-        return scan_image(path, nodata)
-
-    return scan_or_stop
+    scan_image, images = scan._scan_image, [pair.image for pair in pairs]
+    monkeypatch.setattr(
+        scan, "_scan_image", lambda path, nodata: scan_image(path, nodata) if path in images[:2] else 1 / 0
+    )
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        scan_pairs(pairs, QUIET, ScanCache(place))
+    assert [facts is not None for facts in ScanCache(place).find("image", images)] == [True, True, False]
 
 
 def test_facts_are_those_of_the_value_that_marks_missing_data_now(tmp_path):

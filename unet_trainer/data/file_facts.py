@@ -18,7 +18,7 @@ from unet_trainer.images.file_bytes import Stamp, StoredFile, file_stamp
 from unet_trainer.images.mask_shapes import MaskStructure
 
 # Of another name whenever facts mean something else.
-TABLE = "facts_9"
+TABLE, COLUMNS = "facts_9", "file BLOB PRIMARY KEY, stamp TEXT NOT NULL, facts BLOB NOT NULL"
 NUM_ASKED, NUM_HELD = 500, 5000  # rows that are read and written at a time; SQLite before 3.32 takes 999 values
 WAIT_SECONDS = 60.0  # for another run that writes
 MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
@@ -167,25 +167,24 @@ class ScanCache:
         self._run(lambda file: file.executemany(f"INSERT OR REPLACE INTO {TABLE} VALUES (?, ?, ?)", rows), bool(rows))
 
     def _run(self, action: Callable[[sqlite3.Connection], Any], creates: bool = False) -> Any:
-        """None where there is no file, or none that can be used; one that is damaged is made anew. It is open during
-        this call only: forked processes must not share it."""
+        """None where there is no file, or none that can be used; one that is damaged is deleted. It is open during this
+        call only: forked processes must not share it."""
         path = self.path
         if path is None or path.is_symlink() or not (path.is_file() or (creates and not path.exists())):
             return None  # a link could lead anywhere
-        with contextlib.suppress(OSError, sqlite3.OperationalError):  # full, read-only, or written to for very long
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            for _ in range(2):
-                try:
-                    with contextlib.closing(sqlite3.connect(path, timeout=WAIT_SECONDS)) as file, file:
-                        columns = "file BLOB PRIMARY KEY, stamp TEXT NOT NULL, facts BLOB NOT NULL"
-                        file.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({columns})")
-                        return action(file)
-                except sqlite3.OperationalError:
-                    raise
-                except sqlite3.DatabaseError:
-                    path.unlink()
-                    path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
-        return None
+            with contextlib.closing(sqlite3.connect(path, timeout=WAIT_SECONDS)) as file, file:
+                file.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({COLUMNS})")
+                return action(file)
+        except (OSError, sqlite3.OperationalError):  # the disk is full or read-only, or others write for very long
+            self.path = None  # each further call could wait as long
+            return None
+        except sqlite3.DatabaseError:
+            for damaged in (path, path.with_name(f"{path.name}-journal")):
+                with contextlib.suppress(OSError):
+                    damaged.unlink()
+            return None
 
 
 def _parse(kind: Kind, contents: Sequence[bytes]) -> list[Any]:
