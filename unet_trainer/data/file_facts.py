@@ -142,11 +142,13 @@ class ScanCache:
         keys = [_key(kind, path) for path in paths]
         rows, contents = self._read(keys), []
         for path, key in zip(paths, keys, strict=True):
+            stamp, content = rows.get(key, ("", b""))
             if isinstance(path, StoredFile) and path.facts is not None:
-                contents.append(json.dumps(path.facts).encode())
-            else:
-                stamp, content = rows.get(key, ("", b""))
-                contents.append(content if stamp and stamp == str(file_stamp(path)) else b"null")
+                with contextlib.suppress(RecursionError):  # of a hostile index
+                    content = json.dumps(path.facts).encode()
+            elif not stamp or stamp != str(file_stamp(path)):
+                content = b""
+            contents.append(content or b"null")
         return contents
 
     def _read(self, keys: Sequence[bytes]) -> dict[bytes, tuple[str, bytes]]:

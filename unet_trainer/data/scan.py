@@ -47,7 +47,7 @@ from unet_trainer.system.concurrency import HANG_SECONDS, Crash, Item, ReadStder
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 
-KINDS: tuple[Kind, ...] = ("image", "mask")
+KINDS: tuple[Kind, Kind] = ("image", "mask")
 CV_DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "float32", "float64")  # that OpenCV measures
 # An alpha channel with so many values, none of which but 0 has this share of the pixels, is a band.
 MANY_OPACITIES, MAX_FREQUENT = 16, 0.5
@@ -80,7 +80,7 @@ def scan_pairs(
         kind: [*cache.find(kind, [getattr(pair, kind) for pair in pairs])] for kind in KINDS
     }
     unknown: dict[tuple[Kind, Path], list[int]] = {}  # files that are to be read: the numbers of their pairs
-    for kind in KINDS:  # a remote image comes with its mask, which lies in the cache of shards after all images
+    for kind in KINDS:
         for index, (pair, facts) in enumerate(zip(pairs, found[kind], strict=True)):
             if facts is None:
                 unknown.setdefault((kind, getattr(pair, kind)), []).append(index)
@@ -114,11 +114,9 @@ def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: 
         except DataError:
             return None
 
-    found: list[Any] = [None] * len(pairs)
-    with closing(_in_children(attempt, list(enumerate(pairs)), console, label)) as outcomes:
-        for (index, _), outcome in outcomes:
-            found[index] = None if isinstance(outcome, Crash) else outcome
-    return found
+    with closing(_in_children(attempt, [*enumerate(pairs)], console, label)) as outcomes:
+        found = {index: None if isinstance(outcome, Crash) else outcome for (index, _), outcome in outcomes}
+    return [found[index] for index in range(len(pairs))]
 
 
 def _in_children(
