@@ -17,15 +17,7 @@ import numpy as np
 
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.schema import Config
-from unet_trainer.data.file_facts import (
-    MAX_CACHED_VALUES,
-    Facts,
-    ImageFacts,
-    Kind,
-    MaskFacts,
-    PairFacts,
-    ScanCache,
-)
+from unet_trainer.data.file_facts import MAX_CACHED_VALUES, Facts, ImageFacts, Kind, MaskFacts, PairFacts, ScanCache
 from unet_trainer.data.near_duplicates import thumbnail_of
 from unet_trainer.data.pairs import Pair
 from unet_trainer.images.file_bytes import (
@@ -43,7 +35,7 @@ from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, ImageSpe
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.mask_shapes import measure_structure
 from unet_trainer.images.tiff_files import NO_MEMORY
-from unet_trainer.system.concurrency import HANG_SECONDS, Crash, Item, ReadStderr, forked_map
+from unet_trainer.system.concurrency import HANG_SECONDS, Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 
@@ -60,6 +52,7 @@ MAX_MARKS = 8
 IMAGENET_REASON = "ImageNet's, for 8-bit RGB"
 
 Task = tuple[Kind, Pair]  # a file of a pair
+Work = Callable[[Any, ReadStderr], Any]
 
 
 def open_scan_cache(data_dir: Path, checkpoint_dir: Path, nodata: float | str) -> ScanCache:
@@ -120,12 +113,8 @@ def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: 
 
 
 def _in_children(
-    work: Callable[[Item, ReadStderr], Any],
-    items: Sequence[Item],
-    console: Console,
-    label: str,
-    timeout: float | None = HANG_SECONDS,
-) -> Generator[tuple[Item, Any], None, None]:
+    work: Work, items: Sequence[Any], console: Console, label: str, timeout: float | None = HANG_SECONDS
+) -> Generator[tuple[Any, Any], None, None]:
     """Each item and its outcome, as of forked_map; to be closed. Raises the first DataError that is an outcome."""
     with (
         console.bar(label, len(items), keep=False) as bar,
@@ -198,15 +187,11 @@ def _is_band(alpha: Pixels) -> bool:
 def _measure(image: Pixels, is_missing: Pixels | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, of what is not missing."""
     image = image if image.dtype.name in CV_DTYPES else image.astype(np.float64)
-    held = [None] * image.shape[2] if is_missing is None else _channels((~is_missing).astype(np.uint8))
-    moments = [cv2.meanStdDev(channel, mask=mask) for channel, mask in zip(_channels(image), held, strict=True)]
+    channels = np.ascontiguousarray(np.moveaxis(image, 2, 0))
+    held = [None] * len(channels) if is_missing is None else (~np.moveaxis(is_missing, 2, 0)).astype(np.uint8, "C")
+    moments = [cv2.meanStdDev(channel, mask=mask) for channel, mask in zip(channels, held, strict=True)]
     mean, std = np.array(moments)[:, :, 0, 0].T.tolist()
     return tuple(mean), tuple(std)
-
-
-def _channels(image: Pixels) -> list[Any]:
-    """Those of cv2.split are at most 512."""
-    return [np.ascontiguousarray(image[:, :, index]) for index in range(image.shape[2])]
 
 
 def scan_as_mask(_: int, pair: Pair) -> MaskFacts:
