@@ -146,7 +146,7 @@ def test_a_damaged_entry_of_the_cache_is_read_anew(kind, tmp_path):
     damaged = [None, "text", [], [0, *facts[1:]], facts[:-7], [*facts, 1]]
     damaged += [[*facts[:-1], text] for text in ("AAAA", "é")]
     damaged += [[*facts[:place], [{}], *facts[place + 1 :]] for place in range(len(facts))]
-    for content in (b"", b"{", b"\xff", b"[" * 100_000, *(json.dumps(one).encode() for one in damaged)):
+    for content in (b"", b"{", b"\xff", b"[" * 100_000, 5, "text", *(json.dumps(one).encode() for one in damaged)):
         with contextlib.closing(sqlite3.connect(tmp_path / "cache.sqlite")) as file, file:
             file.execute(f"UPDATE {TABLE} SET facts = ? WHERE file = ?", (content, _key(kind, getattr(pair, kind))))
         assert [*ScanCache(tmp_path / "cache.sqlite").find(kind, [getattr(pair, kind)])] == [None], content

@@ -152,7 +152,7 @@ class ScanCache:
         return contents
 
     def _read(self, keys: Sequence[bytes]) -> dict[bytes, tuple[str, bytes]]:
-        select = f"SELECT * FROM {TABLE} WHERE file IN ({', '.join('?' * len(keys))})"
+        select = f"SELECT file, stamp, CAST(facts AS BLOB) FROM {TABLE} WHERE file IN ({', '.join('?' * len(keys))})"
         rows = self._run(lambda file: file.execute(select, keys).fetchall())
         return {key: (stamp, content) for key, stamp, content in rows or ()}
 
@@ -172,9 +172,11 @@ class ScanCache:
         """None where there is no file, or none that can be used; one that is damaged is deleted. It is open during this
         call only: forked processes must not share it."""
         path = self.path
-        if path is None or path.is_symlink() or not (path.is_file() or (creates and not path.exists())):
-            return None  # a link could lead anywhere
+        if path is None:
+            return None
         try:
+            if path.is_symlink() or not (path.is_file() or (creates and not path.exists())):
+                return None  # a link could lead anywhere
             path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.closing(sqlite3.connect(path, timeout=WAIT_SECONDS)) as file, file:
                 file.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({COLUMNS})")
