@@ -48,7 +48,7 @@ def test_shards_need_no_scan_since_their_index_has_the_facts(run, shards, monkey
     def refuse(*arguments):
         raise AssertionError("a file was scanned")
 
-    monkeypatch.setattr(scan, "_scan_files", refuse)
+    monkeypatch.setattr(scan, "_scan_file", refuse)
     run("shards", data_dir=str(shards))
 
 

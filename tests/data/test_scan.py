@@ -1,20 +1,25 @@
 """Every file is read once before the first step: its facts, the reason if it cannot be used, and the cache of facts."""
 
+import contextlib
 import io
 import json
 import os
 import signal
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from helpers.image_bytes import damaged_jpeg
+from helpers.no_files import NO_FILES, replace_by
 from helpers.shards import pairs_on_a_dead_remote
 from unet_trainer.config.choices import choose_normalize
-from unet_trainer.data import scan
+from unet_trainer.data import file_facts, scan
+from unet_trainer.data.file_facts import TABLE, _key, plain_facts
 from unet_trainer.data.pairs import Pair
 from unet_trainer.data.scan import ImageFacts, MaskFacts, ScanCache, scan_pairs
-from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_decoding import EncodedImage, write_image
 from unet_trainer.system.console import Console
 
@@ -108,12 +113,12 @@ def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_pa
         return decode(self, min_side, channels)
 
     monkeypatch.setattr(EncodedImage, "decode", crash)
-    found = scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
+    found = scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.sqlite"))
     assert found[1].image == "decoding it crashed (SIGKILL: double free detected)"
     assert [isinstance(facts.image, ImageFacts) for facts in found] == [True, False, True]
     assert all(isinstance(facts.mask, MaskFacts) for facts in found)
     monkeypatch.undo()
-    again = scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
+    again = scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.sqlite"))
     assert isinstance(again[1].image, ImageFacts)  # it is read again, not cached
 
 
@@ -121,42 +126,103 @@ def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_pa
 def test_a_file_that_changed_is_read_again_and_no_other(tmp_path, monkeypatch, which, change):
     pairs = [make_pair(tmp_path, name, np.array([[0, 1]] * 3, np.uint8)) for name in "ab"]
     path = getattr(pairs[1], which)
-    scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
+    scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.sqlite"))
     status = path.stat()
     if change == "size":
         path.write_bytes(path.read_bytes() + b"\0")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + (1_000_000 if change == "time" else 0)))
     log_reads(monkeypatch, tmp_path / "log")
     for _ in range(2):
-        scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
+        scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.sqlite"))
         assert (tmp_path / "log").read_text() == f"{path}\n"
 
 
-@pytest.mark.parametrize("role", ["image", "mask"])
-def test_a_damaged_entry_of_the_cache_is_read_anew(role, tmp_path):
-    """Each field in turn, missing or of another type, and the entry itself: never other facts than those of the file."""
+@pytest.mark.parametrize("kind", ["image", "mask"])
+def test_a_damaged_entry_of_the_cache_is_read_anew(kind, tmp_path):
+    """Each field in turn of another type, and the entry itself: never other facts than those of the file."""
     pair = make_pair(tmp_path, "a", np.array([[0, 1, 2]] * 2, np.uint8))
-    cache_file = tmp_path / "cache.jsonl"
-    expected = scan_pairs([pair], QUIET, ScanCache(cache_file))
-    head, *lines = cache_file.read_bytes().splitlines()
-    number = ("image", "mask").index(role)
-    stamp, facts = json.loads(lines[number][32:])
-    entries = [None, "text", [stamp], [stamp, None], [None, facts], [stamp, {**facts, "height": 0}]]
-    entries += [[stamp, {**facts, "thumbnail": text}] for text in ("AAAA", "é")]
-    entries += [[stamp, {**facts, field: [{}]}] for field in facts]
-    entries += [[stamp, {name: value for name, value in facts.items() if name != field}] for field in facts]
-    damaged = [lines[number][:32] + content for content in (b"", b"{", *(json.dumps(one).encode() for one in entries))]
-    for line in (*damaged, b"", b"short", b"\xff" * 40):
-        cache_file.write_bytes(b"\n".join([head, *lines[:number], line, *lines[number + 1 :]]))
-        assert scan_pairs([pair], QUIET, ScanCache(cache_file)) == expected
-    cache_file.write_bytes(b"\n".join([b"of another version", *lines]))
-    assert scan_pairs([pair], QUIET, ScanCache(cache_file)) == expected
+    expected = scan_pairs([pair], QUIET, ScanCache(tmp_path / "cache.sqlite"))
+    facts = [*plain_facts(kind, getattr(expected[0], kind)).values()]
+    damaged = [None, "text", [], [0, *facts[1:]], facts[:-7], [*facts, 1]]
+    damaged += [[*facts[:-1], text] for text in ("AAAA", "é")]
+    damaged += [[*facts[:place], [{}], *facts[place + 1 :]] for place in range(len(facts))]
+    for content in (b"", b"{", b"\xff", b"[" * 100_000, 5, "text", *(json.dumps(one).encode() for one in damaged)):
+        with contextlib.closing(sqlite3.connect(tmp_path / "cache.sqlite")) as file, file:
+            file.execute(f"UPDATE {TABLE} SET facts = ? WHERE file = ?", (content, _key(kind, getattr(pair, kind))))
+        assert [*ScanCache(tmp_path / "cache.sqlite").find(kind, [getattr(pair, kind)])] == [None], content
+    assert scan_pairs([pair], QUIET, ScanCache(tmp_path / "cache.sqlite")) == expected
+
+
+@pytest.mark.parametrize("damage", ["text", "empty", "cut off", "overwritten", "of another program", *NO_FILES])
+def test_a_cache_that_is_damaged_is_made_anew_and_what_is_no_file_left_alone(damage, tmp_path):
+    pair = make_pair(tmp_path, "a", np.array([[0, 1]] * 3, np.uint8))
+    ((facts, _),) = scan_pairs([pair], QUIET)
+    place, files = tmp_path / "cache.sqlite", [tmp_path / f"{number}.png" for number in range(60)]
+
+    def fill():
+        cache = ScanCache(place)
+        for path in files:
+            path.touch()
+            cache.add("image", path, facts, file_stamp(path))
+        cache.save()
+        return [*cache.find("image", files)]
+
+    assert fill() == [facts] * 60
+    data = place.read_bytes()
+    whole, middle = len(data) // 2, len(data) // 4
+    contents = {
+        "text": b"a text" * 1000,
+        "empty": b"",
+        "cut off": data[:whole],
+        "overwritten": data[:middle] + whole * b"x",
+    }
+    if damage == "of another program":
+        with contextlib.closing(sqlite3.connect(place)) as file, file:
+            file.execute(f"DROP TABLE {TABLE}")
+            file.execute(f"CREATE TABLE {TABLE} (a, b)")
+    elif damage in NO_FILES:
+        replace_by(damage, place)
+    else:
+        place.write_bytes(contents[damage])
+    assert set(ScanCache(place).find("image", files)) <= {None, facts}
+    fill()  # of some damage, this finds more
+    assert fill() == [facts if damage in contents else None] * 60
+
+
+def test_runs_at_once_write_one_cache_and_a_place_that_cannot_be_used_stops_no_run(tmp_path, monkeypatch):
+    pairs = [make_pair(tmp_path, f"{index}", np.array([[0, 1]] * 3, np.uint8)) for index in range(9)]
+    place = tmp_path / "runs/.scan/cache.sqlite"
+    with ThreadPoolExecutor(3) as threads:
+        found = [*threads.map(lambda first: scan_pairs(pairs[first : first + 3], QUIET, ScanCache(place)), (0, 3, 6))]
+    assert [*ScanCache(place).find("image", [pair.image for pair in pairs])] == [
+        one.image for each in found for one in each
+    ]
+    (tmp_path / "file").touch()
+    assert scan_pairs(pairs[:3], QUIET, ScanCache(tmp_path / "file/cache.sqlite")) == found[0]
+    monkeypatch.setattr(file_facts, "WAIT_SECONDS", 0.1)
+    with contextlib.closing(sqlite3.connect(place, isolation_level="EXCLUSIVE")) as other:
+        other.execute(f"DELETE FROM {TABLE}")  # a run that hangs while it writes: it is waited for once
+        cache = ScanCache(place)
+        assert scan_pairs(pairs[:3], QUIET, cache) == found[0]
+        assert cache.path is None
+
+
+def test_what_was_read_before_an_interruption_is_kept(tmp_path, monkeypatch):
+    pairs, place = [make_jpeg(tmp_path, f"{index}", index) for index in range(3)], tmp_path / "cache.sqlite"
+    monkeypatch.setattr(scan, "count_cores", lambda: 1)
+    scan_image, images = scan._scan_image, [pair.image for pair in pairs]
+    monkeypatch.setattr(
+        scan, "_scan_image", lambda path, nodata: scan_image(path, nodata) if path in images[:2] else 1 / 0
+    )
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        scan_pairs(pairs, QUIET, ScanCache(place))
+    assert [facts is not None for facts in ScanCache(place).find("image", images)] == [True, True, False]
 
 
 def test_facts_are_those_of_the_value_that_marks_missing_data_now(tmp_path):
     pair = save_array(tmp_path, np.array([[1, -5], [2, 3]], np.float32))
     for nodata, missing, low in (("fill", (), -5.0), (-5.0, (1,), 1.0), ("ignore", (), -5.0)):
-        ((image, _),) = scan_pairs([pair], QUIET, ScanCache(tmp_path / "cache.json", nodata))
+        ((image, _),) = scan_pairs([pair], QUIET, ScanCache(tmp_path / "cache.sqlite", nodata))
         assert (image.missing, image.low) == (missing, low)
 
 

@@ -20,7 +20,6 @@ from unet_trainer.data.shard_index import (
     index_shard,
     index_to_json,
     list_members,
-    path_in_shard,
 )
 from unet_trainer.images.file_bytes import ShardError
 
@@ -28,7 +27,7 @@ SAMPLE = Sample(
     "cells/a", Member("a.png", 512, 10, 7), Member("a.mask.png", 1536, 0, 0), "val", "patient 1", {"height": 3}, None
 )
 INDEX = ShardIndex(
-    (Shard("x/a-000000.tar", 4096, (SAMPLE, SAMPLE._replace(name="b"))), Shard("b.tar", 512, ())), ("sky", "Weg"), 2
+    (Shard("x/a-000000.tar", 4096, (SAMPLE, SAMPLE._replace(name="b"))), Shard("b.tar", 512, ())), ("sky", "Weg")
 )
 FILES = {
     "a.jpg": b"x" * 1000,
@@ -77,7 +76,6 @@ def sample_with(place, value):
         (sample_with(1, ["/a.png", 5, 1, 1]), "no path below the shards"),
         (sample_with(3, "holdout"), "not an index of shards"),
         (sample_with(5, [1]), "valid dict"),
-        (changed(lambda content: content.update(num_classes=3000000)), "num_classes"),
         (changed(lambda content: content.update(class_file=["a", 5])), "class_file"),
     ],
 )
@@ -98,7 +96,7 @@ def test_members_lie_where_their_offsets_say_and_the_bytes_depend_on_the_content
     assert data == written()[0]
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         assert {info.name: archive.extractfile(info).read() for info in archive} == FILES
-    assert list(list_members(io.BytesIO(data))) == [member[:3] for member in members]
+    assert list(list_members("x.tar", io.BytesIO(data))) == [member[:3] for member in members]
     assert {member.name: data[member.offset : member.end] for member in members} == FILES
 
 
@@ -116,11 +114,11 @@ def tar_of(**kinds):
 def test_folders_and_links_are_no_members_and_hard_links_are_refused_with_the_fix():
     """Samples of hard links would be missing without a word."""
     data = tar_of(d=tarfile.DIRTYPE, link=tarfile.SYMTYPE, pipe=tarfile.FIFOTYPE, a=tarfile.REGTYPE)
-    ((name, offset, length),) = list_members(io.BytesIO(data))
+    ((name, offset, length),) = list_members("x.tar", io.BytesIO(data))
     assert (name, data[offset : offset + length]) == ("a.png", b"abc")
     why = r"b\.png is a hard link or a sparse file: pack the files again, with tar --hard"
     with pytest.raises(ShardError, match=why):
-        list(list_members(io.BytesIO(tar_of(b=tarfile.LNKTYPE))))
+        list(list_members("x.tar", io.BytesIO(tar_of(b=tarfile.LNKTYPE))))
 
 
 def header(size, kind=tarfile.REGTYPE):
@@ -148,7 +146,7 @@ NESTED = tarfile.TarInfo._create_pax_generic_header({"comment": "x"}, tarfile.XH
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (gzip.compress(written()[0]), "compressed; .*decompress it"),
+        (gzip.compress(written()[0]), "compressed has to be decompressed"),
         (b"", "not a complete tar file"),
         (written()[0][: written()[1][2].offset + 10], "not a complete tar file"),
         (written()[0][: 3 * BLOCK], "no end marker"),  # between two members: tarfile takes it for whole
@@ -164,7 +162,7 @@ NESTED = tarfile.TarInfo._create_pax_generic_header({"comment": "x"}, tarfile.XH
 )
 def test_what_is_no_whole_tar_file_is_refused_and_never_read_endlessly(data, message):
     with pytest.raises(ShardError, match=message):
-        for _ in zip(range(1000), list_members(io.BufferedReader(io.BytesIO(data))), strict=False):
+        for _ in zip(range(1000), list_members("x.tar", io.BufferedReader(io.BytesIO(data))), strict=False):
             pass
 
 
@@ -188,4 +186,4 @@ def test_pairs_of_other_tools_are_found_by_their_names_and_the_part_by_that_of_t
     assert (sample.part, unpaired) == (part, [])
     for member, name, content in ((sample.image, image, b"image"), (sample.mask, mask, b"mask")):
         assert (data[member.offset : member.end], member.checksum) == (content, zlib.crc32(content))
-        assert member.name == path_in_shard(name)
+        assert member.name == name.removeprefix("./")

@@ -49,8 +49,7 @@ def pairs_on_a_dead_remote(folder, names):
     log.touch()
     store = ShardStore(Files("http://dead/x", (0.0,)), index)
     store.files.connect = lambda protocol, process: DeadRemote(log)
-    pairs = []
-    for sample in index.shards[0].samples:
-        image, mask = store.file("dead.tar", sample.image), store.file("dead.tar", sample.mask)
-        pairs.append(Pair(sample.name, image, mask, None, "", image.shown, mask.shown))
+    pairs = [
+        Pair(sample.name, image, mask, None, "", image.shown, mask.shown) for _, sample, image, mask in store.samples
+    ]
     return pairs, lambda: log.stat().st_size

@@ -1,15 +1,13 @@
 """JSON files that may be lost at any time: damaged ones are as good as none, links are not followed, drafts do not stay."""
 
 import contextlib
-import json
 import math
 import os
 import time
-from dataclasses import asdict, dataclass, field
 
 import pytest
 
-from unet_trainer.system.json_cache import check_plain, from_plain, read_cache, write_cache
+from unet_trainer.system.json_cache import check_plain, read_cache, write_cache
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"a": 1', b"[" * 200_000, b'{"a":' * 200_000])
@@ -24,35 +22,6 @@ def test_drafts_of_killed_processes_are_deleted_and_those_of_others_are_not(tmp_
         os.utime(tmp_path / name, 2 * (time.time() - age,))
     write_cache(tmp_path / "a.json", {})
     assert sorted(path.name for path in tmp_path.iterdir()) == [".b.json.k2j3h4_a.tmp", "a.json"]
-
-
-@dataclass(frozen=True)
-class Inner:
-    size: float
-
-
-@dataclass(frozen=True)
-class Known:
-    size: float
-    names: tuple[str, ...]
-    counts: dict[int, int] = field(default_factory=dict)
-    range: tuple[float, float] | None = None
-    inner: Inner | None = None
-
-
-@pytest.mark.parametrize("value", [Known(2.5, ("a",)), Known(2, (), {3: 4}, (0.5, 1), Inner(1.0))])
-def test_a_dataclass_is_found_again(value, tmp_path):
-    write_cache(tmp_path / "known.json", asdict(value))
-    assert from_plain(Known, read_cache(tmp_path / "known.json")) == value
-
-
-WRONG = [{"size": float("nan")}, {"size": None}, {"names": [1]}, {"counts": {"a": 1}}, {"range": [1.0]}]
-
-
-@pytest.mark.parametrize("wrong", [*WRONG, {"inner": {"size": 1, "other": 1}}, {"other": 1}], ids=str)
-def test_a_dataclass_with_a_wrong_value_is_refused(wrong):
-    with pytest.raises(ValueError):
-        from_plain(Known, {**json.loads(json.dumps(asdict(Known(2.5, ())))), **wrong})
 
 
 @pytest.mark.parametrize(("value", "is_plain"), [(1e30, True), (2**62, True), (2**63, False), (math.inf, False)])

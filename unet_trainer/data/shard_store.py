@@ -1,5 +1,7 @@
-"""The files of shards, and shards that are open: the bytes of any file in them, checked. Read through fsspec, in parts;
-its file system of web servers asks once, so that failures are retried here, and its caches have no bound."""
+"""The files of shards, on a disk or behind a URL, and shards that are open: the bytes of any file in them, checked.
+
+Read through fsspec. Its file system of web servers asks once, so that failures are retried here, and its caches have no
+bound."""
 
 from __future__ import annotations
 
@@ -14,34 +16,30 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.load import PROTOCOLS
-from unet_trainer.data.shard_index import BLOCK, Member, Shard, ShardIndex
+from unet_trainer.data.shard_index import Member, Sample, Shard, ShardIndex
 from unet_trainer.images.file_bytes import ShardError, StoredFile
 from unet_trainer.system.atomic_files import atomic_open, make_own_folder
 from unet_trainer.system.concurrency import read_ahead
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FOLLOW, open_handle
-from unet_trainer.system.os_errors import cannot
 from unet_trainer.system.resources import free_disk
 
 URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each further try; together less than worker_timeout
 CONNECT_SECONDS, READ_SECONDS = 15.0, 30.0  # without an answer, or without a further byte of it
 BLOCK_BYTES = 2**23  # that are read at a time from a file that is read from its beginning
-MISSING_STATUSES = (None, 404, 410)  # None: no web server
 FINAL_STATUSES = frozenset(range(400, 500)) - {408, 425, 429}  # asking again gives the same answer
+FINAL_ERRORS = (PermissionError, NotImplementedError, ImportError)
 NUM_CONNECTIONS = 16  # of a process
 AHEAD_BYTES = 2**26  # of a worker: fetched ahead
 MAX_FETCHES = 3  # of content with wrong checksums
 CHANGED = "the shards have changed since they were indexed"
-MAX_SHARE = 0.5  # of the free disk, for what is kept of remote shards
 WRITING = os.O_RDWR | os.O_CREAT | NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
-
 Result = TypeVar("Result")
 
 
@@ -59,7 +57,7 @@ class Files:
     def __init__(self, root: str, waits: tuple[float, ...] | None = None) -> None:
         self.is_remote = is_url(root)
         self.root = root.rstrip("/") if self.is_remote else root
-        self.protocol = root.partition("://")[0].lower() if self.is_remote else ""
+        self.protocol = root.partition("://")[0].lower() if self.is_remote else "file"
         self.waits = () if not self.is_remote else WAITS if waits is None else waits
         self.connect = cache(_connect)
 
@@ -80,34 +78,9 @@ class Files:
 
         return self.retry(read_once, name)
 
-    def size_and_version(self, name: str) -> tuple[int | None, str]:
-        """In bytes, None if unknown; and what changes with the content, if anything does."""
-        info = self.retry(lambda system, place: system.info(place), name)
-        if info.get("type", "file") != "file":
-            raise ShardError(f"{self.place(name)} is no file")
-        version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime", "updated") if info.get(key)), "")
-        size = info.get("size")
-        return size if isinstance(size, int) else None, str(version)
-
-    def sizes_and_versions(self, names: Sequence[str]) -> list[tuple[int | None, str]]:
-        return [found for _, found in read_ahead(self.size_and_version, names, NUM_CONNECTIONS)]
-
     def has_ranges(self, name: str) -> bool:
         """Whether the server gives parts of a file; some give the whole, whatever is asked for."""
         return len(self.retry(lambda system, place: system.cat_file(place, start=0, end=1), name)) <= 1
-
-    def find(self, is_deep: bool = True) -> list[str]:
-        """The names of all files; of a local folder those below if `is_deep`. Empty where none can be listed."""
-        if not self.is_remote:  # folders that may not be read are named when the data is searched
-            folders = islice(os.walk(self.root), None if is_deep else 1)
-            found = (Path(folder, name) for folder, _, names in folders for name in names)
-            return sorted(path.relative_to(self.root).as_posix() for path in found)
-        try:
-            paths = self.retry(lambda system, place: system.find(place), "", "be listed")
-        except MissingFile:
-            return []
-        urls = (path if is_url(path) else f"{self.protocol}://{path.lstrip('/')}" for path in paths)
-        return sorted(url.removeprefix(f"{self.root}/") for url in urls if url.startswith(f"{self.root}/"))
 
     def read_through(self, name: str, read: Callable[[BinaryIO], Result]) -> Result:
         """What `read` makes of a file that is read from its beginning; after a failure, of all of it again."""
@@ -115,30 +88,47 @@ class Files:
             return read(io.BytesIO(self.read(name)))
 
         def read_once(system: Any, place: str) -> Result:
-            options = {"block_size": BLOCK_BYTES, "cache_type": "readahead"} if self.is_remote else {}
-            with system.open(place, "rb", **options) as file:
+            with system.open(place, "rb", block_size=BLOCK_BYTES, cache_type="readahead") as file:
                 return read(file)
 
         return self.retry(read_once, name)
+
+    def size_and_version(self, name: str) -> tuple[int | None, str]:
+        """In bytes, None if unknown; and what changes with the content, if anything does."""
+        info = self.retry(lambda system, place: system.info(place), name)
+        if info.get("type", "file") != "file":  # reading a pipe would wait
+            raise ShardError(f"{self.place(name)} is no file")
+        version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime", "updated") if info.get(key)), "")
+        return info.get("size"), str(version)
+
+    def sizes_and_versions(self, names: Sequence[str]) -> list[tuple[int | None, str]]:
+        return [found for _, found in read_ahead(self.size_and_version, names, NUM_CONNECTIONS)]
+
+    def find(self, is_deep: bool = True) -> list[str]:
+        """The names of all files, or of those in the folder itself. Empty where none can be listed."""
+        depth = None if is_deep else 1
+        try:
+            paths = self.retry(lambda system, place: system.find(place, maxdepth=depth), "", "be listed")
+        except MissingFile:
+            return []
+        start = f"{self.place('')}/"
+        urls = [path if path.startswith(start) else f"{self.protocol}://{path.lstrip('/')}" for path in paths]
+        return sorted(url.removeprefix(start) for url in urls if url.startswith(start))
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
         """A file to write to; on a disk it is there completely at the end of the block, or not at all."""
         place = self.place(name)
         try:
-            if self.is_remote:
-                with self.connect(self.protocol, os.getpid()).open(place, "wb") as file:
-                    yield file
-                return
-            Path(place).parent.mkdir(parents=True, exist_ok=True)
-            with atomic_open(Path(place)) as file:
+            if not self.is_remote:
+                Path(place).parent.mkdir(parents=True, exist_ok=True)
+            system = self.connect(self.protocol, os.getpid())
+            with system.open(place, "wb") if self.is_remote else atomic_open(Path(place)) as file:
                 yield file
         except UserError:
             raise
         except Exception as error:  # each library has its own
-            if isinstance(error, OSError) and not self.is_remote:
-                raise cannot(f"--out: {place}", "be written", error, Path(place).parent) from None
-            reason = "not allowed there" if isinstance(error, NotImplementedError) else first_line(error)
+            reason = getattr(error, "strerror", None) or first_line(error)
             raise ShardError(f"--out: {place} cannot be written ({reason})") from error
 
     def delete(self, name: str) -> None:
@@ -159,9 +149,9 @@ class Files:
                 is_missing = isinstance(error, FileNotFoundError)
                 failure = error.__cause__ or error if is_missing else error
                 status = getattr(failure, "status", None)
-                if is_missing and status in MISSING_STATUSES:
+                if is_missing and status in (None, 404, 410):
                     raise MissingFile(f"{place} is not there") from None
-                if wait is None or status in FINAL_STATUSES or isinstance(error, PermissionError | NotImplementedError):
+                if wait is None or status in FINAL_STATUSES or isinstance(error, FINAL_ERRORS):
                     reason = getattr(failure, "strerror", None) or first_line(failure)
                     tries = f"; {len(self.waits) + 1} tries" if wait is None and self.waits else ""
                     raise ShardError(f"{place} cannot {what} ({reason}{tries})") from None
@@ -172,46 +162,15 @@ class Files:
 
 def _connect(protocol: str, process: int) -> Any:
     """fsspec's file system, one for each process: connections and their thread do not survive a fork."""
-    if protocol and protocol not in PROTOCOLS:
-        known = "need s3://, gs://, abfs://, https:// or http://, or the path of a folder"
-        raise ShardError(f"{protocol}:// is not known; {known}")
+    import fsspec
+
     options: dict[str, Any] = {}
-    try:
-        import fsspec
+    if protocol in ("http", "https"):
+        import aiohttp
 
-        if protocol in ("http", "https"):
-            import aiohttp
-
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
-            options = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
-        return fsspec.filesystem(protocol or "file", skip_instance_cache=True, **options)
-    except ImportError:
-        package = PROTOCOLS[protocol]
-        raise ShardError(f"{protocol}:// needs the package {package}: pip install {package}") from None
-
-
-class Span(NamedTuple):
-    """Part of a shard that is fetched at once: an image and its mask, or one of them."""
-
-    shard: str
-    start: int
-    stop: int
-    members: tuple[Member, ...]
-
-    def is_right(self, content: bytes) -> bool:
-        is_whole = len(content) == self.stop - self.start
-        return is_whole and all(zlib.crc32(self.cut(content, member)) == member.checksum for member in self.members)
-
-    def cut(self, content: bytes, member: Member) -> memoryview:
-        return memoryview(content)[member.offset - self.start : member.end - self.start]
-
-
-class _Fetched(threading.local):
-    """What a thread has fetched ahead, and the span that it has read last: a mask follows its image."""
-
-    def __init__(self) -> None:
-        self.ahead: dict[Span, bytes | ShardError] = {}
-        self.last: tuple[Span | None, bytes] = None, b""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+        options = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
+    return fsspec.filesystem(protocol, skip_instance_cache=True, **options)
 
 
 class ShardStore:
@@ -221,31 +180,25 @@ class ShardStore:
         self.files, self.index, self.cache = files, index, cache
         self.is_remote = files.is_remote
         self.gives_whole_files = False  # a server that knows no ranges
-        self._fetched = _Fetched()
-        self._files: dict[str, StoredFile] = {}  # by their paths
+        self.samples: list[tuple[str, Sample, StoredFile, StoredFile]] = []  # shard, sample, image and mask
         for shard in index.shards:
             for sample in shard.samples:
-                members = sample.image, sample.mask
-                start, stop = min(member.offset for member in members), max(member.end for member in members)
-                is_close = self.is_remote and stop - start <= 2 * (sum(member.length for member in members) + BLOCK)
-                together = Span(shard.name, start, stop, members)
-                for member, facts in zip(members, (sample.image_facts, sample.mask_facts), strict=True):
-                    path = self._path(shard.name, member)
-                    file = self._files[path] = StoredFile(path)
-                    file.store, file.member, file.facts = self, member, facts
-                    file.span = together if is_close else Span(shard.name, member.offset, member.end, (member,))
-                    file.shown = f"{files.place(shard.name)}/{member.name}"
-                    file.stamp = [member.length, member.checksum, member.offset]
+                image = self._stored(shard, sample.image, sample.image_facts)
+                mask = self._stored(shard, sample.mask, sample.mask_facts)
+                self.samples.append((shard.name, sample, image, mask))
+        self._by_path = {file.as_posix(): file for _, _, *files in self.samples for file in files}
+        self._ahead = threading.local()  # what a thread has fetched ahead
 
-    def _path(self, shard: str, member: Member) -> str:
-        return Path(self.files.root, shard, member.name).as_posix()
-
-    def file(self, shard: str, member: Member) -> StoredFile:
-        return self._files[self._path(shard, member)]
+    def _stored(self, shard: Shard, member: Member, facts: dict[str, Any] | None) -> StoredFile:
+        file = StoredFile(Path(self.files.root, shard.name, member.name))
+        file.store, file.member, file.facts = self, (shard.name, member), facts
+        file.shown = f"{self.files.place(shard.name)}/{member.name}"
+        file.stamp = [member.length, member.checksum, member.offset]
+        return file
 
     def find(self, path: str) -> StoredFile | None:
         """By its path, data/cells-000000.tar/cell_17.png."""
-        return self._files.get(path)
+        return self._by_path.get(path)
 
     def check(self) -> None:
         """Raises ShardError if a shard is missing or has another size than in the index."""
@@ -258,45 +211,40 @@ class ShardStore:
 
     def read(self, file: StoredFile) -> bytes:
         """The content of a file. Raises ShardError."""
-        span, content = self._fetched.last
-        if span != file.span:
-            ahead = self._fetched.ahead.pop(file.span, None)
-            if isinstance(ahead, ShardError):
-                raise ahead
-            content = ahead or self._fetch(file.span)
-            if self.is_remote:
-                self._fetched.last = file.span, content
-        return bytes(file.span.cut(content, file.member))
+        ahead = getattr(self._ahead, "contents", {}).pop(file, None)
+        if isinstance(ahead, ShardError):
+            raise ahead
+        return ahead or self._fetch(file)
 
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
-        """Fetches what this thread will read next, as far as memory allows; errors are raised by `read`."""
-        self._fetched.ahead = {}
-        if not self.is_remote or self.gives_whole_files:
-            return
+        """Fetch what this thread will read next, as far as memory allows; errors are raised by `read`."""
+        self._ahead.contents = {}
+        if self.is_remote and not self.gives_whole_files:
+            files = list(dict.fromkeys(files))
+            ends = accumulate(file.member[1].length for file in files)
+            first = [file for file, end in zip(files, ends, strict=True) if end <= AHEAD_BYTES]
+            fetched = read_ahead(self._try_fetch, first, NUM_CONNECTIONS, max_items=len(first))
+            with contextlib.closing(fetched):
+                self._ahead.contents = dict(fetched)
 
-        def fetch(span: Span) -> bytes | ShardError:
-            try:
-                return self._fetch(span)
-            except ShardError as error:
-                return error
+    def _try_fetch(self, file: StoredFile) -> bytes | ShardError:
+        try:
+            return self._fetch(file)
+        except ShardError as error:
+            return error
 
-        spans = list(dict.fromkeys(file.span for file in files if file.span != self._fetched.last[0]))
-        ends = accumulate(span.stop - span.start for span in spans)
-        spans = [span for span, end in zip(spans, ends, strict=True) if end <= AHEAD_BYTES]
-        with contextlib.closing(read_ahead(fetch, spans, NUM_CONNECTIONS, max_items=len(spans))) as fetched:
-            self._fetched.ahead = dict(fetched)
-
-    def _fetch(self, span: Span) -> bytes:
+    def _fetch(self, file: StoredFile) -> bytes:
         """From the cache, or from where the shards are. Raises ShardError."""
-        if self.cache is not None and span.is_right(kept := self.cache.read(span.shard, span.start, span.stop)):
+        shard, member = file.member
+        start, stop = member.offset, member.end
+        if self.cache is not None and zlib.crc32(kept := self.cache.read(shard, start, stop)) == member.checksum:
             return kept
-        start, stop = (0, None) if self.gives_whole_files and self.cache is not None else (span.start, span.stop)
+        first, last = (0, None) if self.gives_whole_files and self.cache is not None else (start, stop)
         for _ in range(MAX_FETCHES if self.is_remote else 1):
-            content = self.files.read(span.shard, start, stop)
-            part = content[span.start - start : span.stop - start]
-            if span.is_right(part):
+            content = self.files.read(shard, first, last)
+            if zlib.crc32(part := content[start - first : stop - first]) == member.checksum:
                 if self.cache is not None:
-                    self.cache.write(span.shard, start, content)
+                    self.cache.write(shard, first, content)
                 return part
         raise ShardError(f"its content differs from the index (checksum): {CHANGED}, or the disk has damaged them")
 
@@ -313,10 +261,12 @@ class RangeCache:
         self.folder = folder / short_digest(url)
         folder.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.folder)
-        sizes = [shard.num_bytes for shard in shards]
-        room = int(MAX_SHARE * free_disk(folder)) + _allocated(self.folder)
-        self.max_bytes, self.is_limited_by_disk = min(max_bytes, room), room < min(max_bytes, sum(sizes))
-        self._starts = dict(zip([shard.name for shard in shards], accumulate(sizes, initial=0), strict=False))
+        statuses = [file.lstat() for file in self.folder.iterdir()]
+        # holes take no blocks
+        num_kept = sum(min(status.st_size, getattr(status, "st_blocks", 2**60) * 512) for status in statuses)
+        self.max_bytes = min(max_bytes, free_disk(folder) // 2 + num_kept)
+        starts = accumulate([shard.num_bytes for shard in shards], initial=0)
+        self._starts = dict(zip([shard.name for shard in shards], starts, strict=False))
 
     def keeps(self, shard: str, stop: int) -> bool:
         """Whether the part of a shard up to `stop` is kept."""
@@ -344,9 +294,3 @@ class RangeCache:
 
 def short_digest(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def _allocated(folder: Path) -> int:
-    """Bytes that its files take on the disk; holes take none."""
-    statuses = [file.lstat() for file in folder.iterdir()]
-    return sum(min(status.st_size, getattr(status, "st_blocks", status.st_size) * 512) for status in statuses)

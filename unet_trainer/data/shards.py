@@ -9,7 +9,7 @@ import io
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -18,24 +18,22 @@ from typing import NamedTuple
 from unet_trainer.config.load import PROTOCOLS, url_problem
 from unet_trainer.config.schema import Config
 from unet_trainer.data import shard_index
+from unet_trainer.data.file_facts import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.data.listing import Listing, list_files, walk
 from unet_trainer.data.pairs import SKIP, FoundPairs, Pair, Part, Problem, first_few
 from unet_trainer.data.place import Place
-from unet_trainer.data.scan import ImageFacts, MaskFacts, plain_facts
-from unet_trainer.data.shard_index import INDEX_NAME, UNFINISHED, Sample, Shard, ShardIndex, index_shard
+from unet_trainer.data.shard_index import INDEX_NAME, Member, Sample, Shard, ShardIndex
 from unet_trainer.data.shard_store import WAITS, Files, MissingFile, RangeCache, ShardStore, is_url, short_digest
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, read_bytes
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
-from unet_trainer.system.resources import free_disk
 
 FOLDER = ".shards"  # in checkpoint_dir
-COMPRESSED_TAR = re.compile(r"\.(tgz|tar\.(gz|bz2|xz|zst))$", re.IGNORECASE)
+UNFINISHED = "unfinished"  # a file that stands beside shards until their index is written
+ENDINGS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")  # compressed ones are refused when read
 BRACES = re.compile(r"([^{}]*)\{(\d{1,18})\.\.(\d{1,18})\}([^{}]*)")
 SINGLE_SLASH = re.compile(rf"^({'|'.join(PROTOCOLS)}):/(?!/)")  # a URL that was a Path
 MAX_SHARDS = 1_000_000
-GB = 10**9
-KNOWN_BY_SHARDS = ("image_dir", "mask_dir", "mask_suffix")
 
 
 class ShardPlace(NamedTuple):
@@ -48,24 +46,18 @@ class ShardPlace(NamedTuple):
 def find_place(data_dir: str, listing: Listing | None = None) -> ShardPlace | None:
     """None if data_dir is a folder of other files. Opens no file."""
     data_dir = SINGLE_SLASH.sub(r"\1://", data_dir)
-    if COMPRESSED_TAR.search(data_dir) and not Path(data_dir).is_dir():
-        fix = "an archive of folders images/ and masks/ has to be unpacked"
-        raise DataError(f"data_dir: {data_dir}: {shard_index.NOT_PLAIN}; {fix}")
+    if problem := url_problem(data_dir):
+        raise DataError(f"data_dir: {problem}")
     if is_url(data_dir):
-        if problem := url_problem(data_dir):
-            raise DataError(f"data_dir: {problem}")
-        data_dir = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}")
-        folder, _, last = data_dir.rpartition("/")
-        return ShardPlace(folder, _expand(last)) if last.endswith(".tar") else ShardPlace(data_dir)
+        folder, _, last = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}").rpartition("/")
+        return ShardPlace(folder, _expand(last)) if last.lower().endswith(ENDINGS) else ShardPlace(f"{folder}/{last}")
     path = Path(data_dir)
     with contextlib.suppress(OSError):  # a folder that may not be read: reported where its files are looked for
-        if path.name.endswith(".tar") and not path.is_dir():
+        if path.name.lower().endswith(ENDINGS) and not path.is_dir():
             return ShardPlace(str(path.parent), _expand(path.name))
         path = path.parent if path.name == INDEX_NAME and path.is_file() else path
-        if (path / INDEX_NAME).is_file():
-            return ShardPlace(str(path))
-        if any(walk(path, listing=listing, endings=(".tar",))) and not list_files(path, listing=listing):
-            return ShardPlace(str(path))
+        has_shards = any(walk(path, listing=listing, endings=(".tar",))) and not list_files(path, listing=listing)
+        return ShardPlace(str(path)) if (path / INDEX_NAME).is_file() or has_shards else None
     return None
 
 
@@ -95,20 +87,15 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
     index = _read_index(place, Files(place.root, WAITS[:3]))  # a wrong host name is reported within seconds
     store = ShardStore(files, _index_others(place, files, folder, console) if index is None else index)
     store.check()
-    max_bytes = int(config.cache_gb * GB)
-    if files.is_remote and store.index.shards and max_bytes:
-        url = " ".join((place.root, *(place.names or ())))
-        try:
-            store.cache = kept = RangeCache(folder, url, store.index.shards, max_bytes)
-        except OSError as error:
-            console.note(f"cache_gb: {folder} cannot be written to ({error.strerror}); what is fetched is not kept")
-        else:
-            if kept.is_limited_by_disk:
-                most = f"{kept.max_bytes / GB:.3g} GB of the shards are kept"
-                console.note(f"cache_gb: {most}, half of what is free on the disk of {folder}")
-    if files.is_remote and store.index.shards and not files.has_ranges(store.index.shards[0].name):
+    if not files.is_remote or not store.index.shards:
+        return store
+    if max_bytes := int(config.cache_gb * 1e9):
+        with contextlib.suppress(OSError):  # where nothing can be written, nothing is kept
+            url = " ".join((place.root, *(place.names or ())))
+            store.cache = RangeCache(folder, url, store.index.shards, max_bytes)
+    if not files.has_ranges(store.index.shards[0].name):
         store.gives_whole_files = True
-        cost = "each is fetched once and kept (cache_gb)" if store.cache else "each sample takes a whole shard"
+        cost = "each is fetched once and kept (cache_gb)" if store.cache else "each file takes a whole shard"
         console.note(f"{place.root} gives whole files only, not parts of them (no HTTP ranges): {cost}")
     return store
 
@@ -116,21 +103,17 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
 def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
     """The index beside the shards; None if there is none, or if it does not know those that are meant."""
     try:
-        files.size_and_version(INDEX_NAME)  # refuses what is no file: reading a pipe would wait
-        index = shard_index.index_from_json(files.read(INDEX_NAME))
+        files.size_and_version(INDEX_NAME)  # refuses what is no file
+        content = files.read(INDEX_NAME)
     except MissingFile:
         return None
+    try:
+        index = shard_index.index_from_json(content)
     except ShardError as error:
-        fix = f"{error}; if it is damaged, write the shards again with shard"
-        raise _naming(files.place(INDEX_NAME), fix) from None
+        raise ShardError(f"{files.place(INDEX_NAME)}: {error}") from None
     known = {shard.name: shard for shard in index.shards}
     names = known if place.names is None else place.names
     return dataclasses.replace(index, shards=tuple(known[name] for name in names)) if {*names} <= {*known} else None
-
-
-def _naming(place: str, message: object) -> ShardError:
-    """The error with the name of the file, which some messages have already."""
-    return ShardError(f"{message}" if str(message).startswith(place) else f"{place}: {message}")
 
 
 def _index_others(place: ShardPlace, files: Files, folder: Path, console: Console) -> ShardIndex:
@@ -142,27 +125,25 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
     if not names:
         how = "name the shards: .../a-{000000..000011}.tar"
         raise ShardError(f"{place.root}: no {INDEX_NAME} and no .tar files there, or they cannot be listed; {how}")
-    root = place.root if files.is_remote else str(Path(place.root).resolve())
-    indices: list[ShardIndex] = []
+    found: list[ShardIndex] = []
     with console.bar("Indexing the shards once:", len(names), keep=False) as bar:
-        for name, (size, version) in zip(names, files.sizes_and_versions(names), strict=True):
-            cache = folder / f"index-{short_digest(f'{root}/{name}')}.json"
-            known = read_cache(cache)
-            index = None
-            if known.get("version") == [size, version]:
-                with contextlib.suppress(ShardError):
-                    index = shard_index.index_from_json(str(known.get("index")))
-            if index is None:
-                try:
-                    shard, unpaired = files.read_through(name, partial(index_shard, name, size or 0))
-                except ShardError as error:
-                    raise _naming(files.place(name), error) from None
-                index = ShardIndex((shard,), unpaired=tuple(unpaired))
-                write_cache(cache, {"version": [size, version], "index": shard_index.index_to_json(index)})
-            indices.append(index)
+        for name, stamp in zip(names, files.sizes_and_versions(names), strict=True):
+            found.append(_index_other(name, stamp, files, folder))
             bar.tick()
-    shards = tuple(shard for index in indices for shard in index.shards)
-    return ShardIndex(shards, unpaired=tuple(key for index in indices for key in index.unpaired))
+    unpaired = tuple(key for index in found for key in index.unpaired)
+    return ShardIndex(tuple(shard for index in found for shard in index.shards), unpaired=unpaired)
+
+
+def _index_other(name: str, stamp: tuple[int | None, str], files: Files, folder: Path) -> ShardIndex:
+    cache = folder / f"index-{short_digest(files.place(name))}.json"
+    known = read_cache(cache)
+    if known.get("version") == [*stamp]:
+        with contextlib.suppress(ShardError):
+            return shard_index.index_from_json(str(known.get("index")))
+    shard, unpaired = files.read_through(name, partial(shard_index.index_shard, name, stamp[0] or 0))
+    index = ShardIndex((shard,), unpaired=tuple(unpaired))
+    write_cache(cache, {"version": stamp, "index": shard_index.index_to_json(index)})
+    return index
 
 
 def find(place: Place, config: Config) -> list[Pair] | None:
@@ -179,7 +160,7 @@ def find_in_shards(config: Config, console: Console | None = None, listing: List
     if store is None:
         return None
     index, root = store.index, store.files.root
-    for name in KNOWN_BY_SHARDS:
+    for name in ("image_dir", "mask_dir", "mask_suffix"):
         if getattr(config, name):
             known = f"{config.data_dir} holds shards, which say what is an image and what a mask"
             raise DataError(f"{name}: {known}; leave it out")
@@ -190,15 +171,17 @@ def find_in_shards(config: Config, console: Console | None = None, listing: List
         fix = f"{needed}; an archive of folders has to be unpacked"
         raise DataError(f"data_dir: no sample with an image and a mask in the {num_shards} of {root}{there}; {fix}")
     used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
-    notices, problems = [], []
+    rule = f"{num_shards}, {describe_size(index.num_bytes)}"
+    found = FoundPairs(used, rule, test=test, class_names=index.class_names, class_file=index.class_file)
     what = "without one image and one mask"
     if index.unpaired and config.unpaired == "skip":
-        notices.append(f"{counted(len(index.unpaired), 'sample')} {what} left out (unpaired: skip)")
-    elif index.unpaired:
+        notice = f"{counted(len(index.unpaired), 'sample')} {what} left out (unpaired: skip)"
+        return dataclasses.replace(found, notices=(notice,))
+    if index.unpaired:
         fix = "unpaired: skip leaves them out"
-        problems.append(Problem("no_mask", "sample", what, index.unpaired, fix, SKIP.settings))
-    rule = f"{num_shards}, {describe_size(index.num_bytes)}"
-    return FoundPairs(used, rule, tuple(problems), test, (), tuple(notices), index.class_names, index.class_file)
+        problem = Problem("no_mask", "sample", what, index.unpaired, fix, SKIP.settings)
+        return dataclasses.replace(found, problems=(problem,))
+    return found
 
 
 def describe_size(num_bytes: int) -> str:
@@ -206,20 +189,20 @@ def describe_size(num_bytes: int) -> str:
 
 
 def _pairs(store: ShardStore) -> list[Pair]:
-    samples = [(shard.name, sample) for shard in store.index.shards for sample in shard.samples]
-    repeated = Counter(sample.name for _, sample in samples)
-    is_divided = any(sample.part == "val" for _, sample in samples)
+    repeated = Counter(sample.name for _, sample, *_ in store.samples)
+    is_divided = any(sample.part == "val" for _, sample, *_ in store.samples)
     pairs = []
-    for shard, sample in samples:
+    for shard, sample, image, mask in store.samples:
         name = sample.name if repeated[sample.name] == 1 else f"{shard.removesuffix('.tar')}/{sample.name}"
-        image, mask = store.file(shard, sample.image), store.file(shard, sample.mask)
         part: Part | None = sample.part if sample.part in ("val", "test") else "train" if is_divided else None
         pairs.append(Pair(name, image, mask, part, sample.group, image.shown, mask.shown))
     return pairs
 
 
-# A pair, and what the scan measured in its files; None of test pairs, which are not read before they are used.
+# Writing. A pair, and what the scan measured in its files; None of test pairs, which are not read before they are used.
 ScannedPair = tuple[Pair, ImageFacts | None, MaskFacts | None]
+Tick = Callable[[], object]
+Members = list[tuple[ScannedPair, str]]  # of a shard: the pairs and their keys
 
 
 def refuse_other_files(files: Files) -> None:
@@ -232,78 +215,73 @@ def refuse_other_files(files: Files) -> None:
 
 
 def write_shards(
-    found: FoundPairs,
-    pairs: Sequence[ScannedPair],
-    name: str,
-    files: Files,
-    shard_bytes: int,
-    tick: Callable[[], object],
+    found: FoundPairs, pairs: Sequence[ScannedPair], name: str, files: Files, shard_bytes: int, tick: Tick
 ) -> ShardIndex:
-    """Writes all pairs, in their order; `tick` is called after each. Raises UserError."""
+    """Write all pairs, in their order; `tick` is called after each. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
-    num_bytes = sum((file_stamp(file) or [0])[0] for pair, *_ in pairs for file in (pair.image, pair.mask))
-    if not files.is_remote and num_bytes > (free := free_disk(Path(files.root))):
-        needed = f"{files.root} needs {describe_size(num_bytes)}, and {describe_size(free)} are free there"
-        raise DataError(f"--out: {needed}")
     with files.writing(UNFINISHED) as file:
         file.write(b"These shards are being written; shards.json comes last.\n")
-    # What an earlier start left: its shards may be more than those that are written now.
-    own = re.compile(rf"\.?{re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar(\..+\.tmp)?")
-    for other in filter(own.fullmatch, files.find(is_deep=False)):
-        files.delete(other)
-    shards = _divide(pairs, stem, shard_bytes).items()
-    written = tuple(_write_shard(shard, members, files, tick) for shard, members in shards)
-    index = ShardIndex(written, found.class_names, found.num_classes, class_file=found.class_file)
+    for other in files.find(is_deep=False):  # of an earlier start, which may have written more
+        if re.fullmatch(rf"\.?{re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar(\..+\.tmp)?", other):
+            files.delete(other)
+    shards = []
+    for part, of_part in _with_keys(pairs).items():
+        for number, members in enumerate(_divide(of_part, shard_bytes)):
+            shard = f"{'-'.join(filter(None, (stem, part)))}-{number:06d}.tar"
+            shards.append(_write_shard(shard, members, files, tick))
+    index = ShardIndex(tuple(shards), found.class_names, class_file=found.class_file)
     with files.writing(INDEX_NAME) as file:
         file.write(shard_index.index_to_json(index).encode("utf-8", "surrogateescape"))
     files.delete(UNFINISHED)
     return index
 
 
-Members = list[tuple[ScannedPair, str]]  # of a shard: the pairs and their keys
-
-
-def _divide(pairs: Sequence[ScannedPair], stem: str, shard_bytes: int) -> dict[str, Members]:
-    """The pairs of each shard, by its name. WebDataset's keys are the pairs' names without dots, each once."""
-    by_part: dict[str, list[Members]] = {}
-    room: dict[str, int] = {}  # in the last shard of each part
+def _with_keys(pairs: Sequence[ScannedPair]) -> dict[str, Members]:
+    """By part. WebDataset's keys are the pairs' names without dots, each once."""
+    by_part: dict[str, Members] = {}
     keys = set[str]()
     for scanned in pairs:
-        pair, part = scanned[0], scanned[0].part or ""
-        # Of both files with header and padding; one that is gone has no bytes, which reading it reports.
-        size = sum((file_stamp(file) or [0])[0] + 2 * shard_index.BLOCK for file in (pair.image, pair.mask))
-        if part not in room or size > room[part]:  # a pair that is larger than a shard has one for itself
-            by_part.setdefault(part, []).append([])
-            room[part] = shard_bytes
-        plain = re.sub(r"[.\\\0]", "_", pair.name).strip("/") or "image"
-        names = chain([plain], (f"{plain}-{number}" for number in count(2)))
-        keys.add(key := next(name for name in names if name not in keys))
-        by_part[part][-1].append((scanned, key))
-        room[part] -= size
-    return {
-        f"{'-'.join(filter(None, (stem, part)))}-{number:06d}.tar": members
-        for part, of_part in by_part.items()
-        for number, members in enumerate(of_part)
-    }
+        plain = re.sub(r"[.\\\0]", "_", scanned[0].name).strip("/") or "image"
+        numbered = (f"{plain}-{number}" for number in count(2))
+        keys.add(key := next(key for key in chain([plain], numbered) if key not in keys))
+        by_part.setdefault(scanned[0].part or "", []).append((scanned, key))
+    return by_part
 
 
-def _write_shard(name: str, members: Members, files: Files, tick: Callable[[], object]) -> Shard:
+def _divide(members: Members, shard_bytes: int) -> Iterator[Members]:
+    """As many as fit into each shard; a pair that is larger has one for itself."""
+    some: Members = []
+    room = shard_bytes
+    for member in members:
+        files = member[0][0].image, member[0][0].mask
+        # With header and padding; one that is gone has no bytes, which reading it reports.
+        size = sum((file_stamp(file) or [0])[0] + 2 * shard_index.BLOCK for file in files)
+        if some and size > room:
+            yield some
+            some, room = [], shard_bytes
+        some.append(member)
+        room -= size
+    yield some
+
+
+def _write_shard(name: str, members: Members, files: Files, tick: Tick) -> Shard:
     samples: list[Sample] = []
+
+    def add(source: Path, shown: str, stem: str, facts: ImageFacts | MaskFacts | None) -> Member:
+        with naming(shown):
+            content = read_bytes(source)
+        if facts is not None and content_digest(content) != facts.digest:
+            raise DataError(f"{shown}: changed while the shards were written; start again")
+        return shard_index.add_member(archive, f"{stem}{source.suffix.lower()}", content)
+
     with (
         files.writing(name) as file,
         tarfile.TarFile(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive,
     ):
-        for (pair, *facts), key in members:
-            written = []
-            sources = (pair.image, pair.shown_image, key), (pair.mask, pair.shown_mask, f"{key}.mask")
-            for (source, shown, stem), measured in zip(sources, facts, strict=True):
-                with naming(shown):
-                    content = read_bytes(source)
-                if measured is not None and content_digest(content) != measured.digest:
-                    raise DataError(f"{shown}: changed while the shards were written; start again")
-                written.append(shard_index.add_member(archive, f"{stem}{source.suffix.lower()}", content))
-            plain = [None if measured is None else plain_facts(measured) for measured in facts]
-            samples.append(Sample(pair.name, written[0], written[1], pair.part or "", pair.group, *plain))
+        for (pair, image, mask), key in members:
+            stored = add(pair.image, pair.shown_image, key, image), add(pair.mask, pair.shown_mask, f"{key}.mask", mask)
+            facts = image and plain_facts("image", image), mask and plain_facts("mask", mask)
+            samples.append(Sample(pair.name, *stored, pair.part or "", pair.group, *facts))
             tick()
         archive.close()
         return Shard(name, file.tell(), tuple(samples))
