@@ -23,8 +23,7 @@ from unet_trainer.data.demo import ensure_demo
 from unet_trainer.data.folder_pairs import find_in_folders
 from unet_trainer.data.listing import Listing, refuse_unreadable
 from unet_trainer.data.mask_evidence import MIN_PICTURE, VOID, MaskEvidence, class_ids
-from unet_trainer.data.mask_question import ask_for_classes, describe_misfit
-from unet_trainer.data.mask_reading import ChosenClasses, choose_classes
+from unet_trainer.data.mask_reading import ChosenClasses, ask_for_classes, choose_classes, describe_misfit
 from unet_trainer.data.near_duplicates import Series, build_views, find_near_duplicates, find_series
 from unet_trainer.data.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.data.pairs import FoundPairs, Pair, Problem, Question, describe_problems
