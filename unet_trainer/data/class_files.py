@@ -46,15 +46,14 @@ def find_class_file(data_dir: Path, pairs: Sequence[Pair], stored: tuple[str, st
     `stored`: name and text of the one that shards hold."""
     if stored is not None:
         return parse_class_file(*stored)
-    places = {Path(pair.mask_origin or pair.mask).parent for pair in pairs}
-    inside = {each for place in places for each in (place, *place.parents) if data_dir in each.parents}
-    found: list[ClassFile] = []
-    for folder in (*sorted(inside, key=lambda place: (-len(place.parts), str(place))), data_dir):
-        for name in NAMES:
-            with contextlib.suppress(OSError, ValueError):
-                file = parse_class_file(folder / name, read_text(folder / name, MAX_BYTES, "utf-8-sig"))
-                found += [] if file is None else [file]
-    return next((file for file in found if file.values), found[0] if found else None)
+    masks = {Path(pair.mask_origin or pair.mask) for pair in pairs}
+    inside = {folder for mask in masks for folder in mask.parents if data_dir in folder.parents}
+    places = (*sorted(inside, key=lambda place: (-len(place.parts), str(place))), data_dir)
+    found = list[ClassFile | None]()
+    for path in (place / name for place in places for name in NAMES):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(parse_class_file(path, read_text(path, MAX_BYTES, "utf-8-sig")))
+    return min(filter(None, found), key=lambda file: not file.values, default=None)
 
 
 def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
@@ -67,7 +66,7 @@ def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
     names = tuple(name for name, _ in rows)
     values = tuple(map(as_number, colours)) or tuple(number for _, numbers in rows for number in numbers)
     are_distinct = len(set(names)) == len(names) and len(set(values)) == len(values)
-    is_8bit = all(channel < 256 for colour in colours for channel in colour)
+    is_8bit = all(0 <= channel < 256 for colour in colours for channel in colour)
     is_whole = are_distinct and is_8bit and all(names) and 2 <= len(names) <= 256
     return ClassFile(Path(path), names, values, bool(colours)) if is_whole else None
 
@@ -81,7 +80,7 @@ def _read_rows(file: str, text: str) -> Sequence[Sequence[str]]:
         table = csv.reader(lines, skipinitialspace=True, delimiter=";" if ";" in lines[0] else ",")
         header, *rows = [[cell.strip() for cell in row] for row in table]
         is_known = [cell.lower() for cell in header] == TABLES[file] and {len(header)} == {*map(len, rows)}
-        return [row if header[0] == "name" else row[::-1] for row in rows] if is_known else []
+        return [row[::-1] if file.startswith("_") else row for row in rows] if is_known else []
     if file in LINES:
         matches = [re.fullmatch(LINES[file], line) for line in lines if not line.startswith("#")]
         return [match.group("name", "r", "g", "b") for match in matches if match is not None] if all(matches) else []

@@ -12,6 +12,7 @@ from unet_trainer.data.class_files import ClassFile, is_background
 from unet_trainer.data.scan import MaskFacts
 from unet_trainer.images.mask_decoding import COLOUR, IGNORED, MaskCoding, as_number, channels_of, distance, show_values
 
+Masks = Sequence[MaskFacts]
 VOID = 255  # beside ids
 MAX_LISTED = 40  # values that are classes each: more are soft edges, or objects
 EDGE_WIDTH, COLOUR_WIDTH = 48, 12  # values this close to another one may be its edge: greys and JPEG, exact colours
@@ -22,10 +23,8 @@ NUM_SHOWN = 8  # classes in the line that describes them
 class MaskEvidence:
     """The values of all masks but those that are ignored."""
 
-    def __init__(
-        self, masks: Sequence[MaskFacts], ignored: Collection[int] = (), file: ClassFile | None = None
-    ) -> None:
-        self.masks, self.ignored, self.class_file = masks, frozenset(ignored), file
+    def __init__(self, masks: Masks, ignored: Collection[int] = (), class_file: ClassFile | None = None) -> None:
+        self.masks, self.ignored, self.class_file = masks, frozenset(ignored), class_file
         self.counts = total_counts(masks)
         self.solid = _total(mask.structure.solid if mask.structure else mask.counts for mask in masks)
         self.holders = Counter(value for mask in masks for value in mask.counts)  # masks that hold each value
@@ -42,6 +41,11 @@ class MaskEvidence:
 
     def share(self, *values: int) -> float:
         return sum(self.counts[value] for value in values) / max(1, self.total)
+
+    def thin_share(self, *values: int) -> float:
+        """Share of their pixels that have a neighbour of another value."""
+        num_pixels = sum(self.counts[value] for value in values)
+        return 1 - sum(self.solid[value] for value in values) / max(1, num_pixels)
 
     def has_two_clusters(self) -> bool:
         """Whether the values are greys around two ends, with few pixels between them, and no peak: a third class."""
@@ -74,11 +78,9 @@ class MaskEvidence:
     def are_pieces(self) -> bool:
         """Whether each value is a region of one piece, or nearly so: an object may cover another one."""
         structures = [mask.structure for mask in self.masks if mask.structure is not None]
-        num_values, num_pieces = (
-            sum(len(its.solid.keys() - {0}) for its in structures),
-            sum(its.num_pieces for its in structures),
-        )
-        return bool(structures) and not self.look_like_photographs and num_pieces <= 1.5 * num_values
+        num_values = sum(len(its.solid.keys() - {0}) for its in structures)
+        are_few = sum(its.num_pieces for its in structures) <= 1.5 * num_values
+        return bool(structures) and are_few and not self.look_like_photographs
 
     @cached_property
     def are_objects(self) -> bool:
@@ -86,22 +88,18 @@ class MaskEvidence:
         or there are many values, each is one piece and most are in few masks."""
         sets = [held for mask in self.masks if (held := set(mask.counts) - self.ignored - {0})]
         order, sizes = [value for value, _ in self.holders.most_common() if value], {*map(len, sets)}
-        is_nested = sum(held <= set(order[: len(held)]) for held in sets) >= 0.95 * len(sets)
-        is_nested = is_nested and len(sizes) >= (3 if self.are_pieces else 6)
-        is_scattered = len(order) >= 20 and 2 * sum(map(len, sets)) <= len(order) * max(4, len(sets))
-        return 0 in self.counts and not self.is_lossy and (is_nested or (self.are_pieces and is_scattered))
+        num_nested = sum(held <= set(order[: len(held)]) for held in sets)
+        are_nested = num_nested >= 0.95 * len(sets) and len(sizes) >= (3 if self.are_pieces else 6)
+        are_scattered = len(order) >= 20 and 2 * sum(map(len, sets)) <= len(order) * max(4, len(sets))
+        return 0 in self.counts and not self.is_lossy and (are_nested or (self.are_pieces and are_scattered))
 
     @cached_property
     def last_may_be_void(self) -> bool:
         """Whether the highest value is in nearly all masks, and thinner than the classes that it lies beside."""
         last, most = self.seen[-1], max(self.counts, key=self.counts.__getitem__)
-        others = [value for value in self.seen if value not in (last, most)]
-        solid, solid_others = (
-            sum(self.solid[value] for value in values) / max(1, sum(self.counts[value] for value in values))
-            for values in ([last], others)
-        )
         is_everywhere = last != most and self.holders[last] >= 0.9 * len(self.masks)
-        return is_everywhere and 1 - solid >= max(0.2, 2 * (1 - solid_others))
+        others = [value for value in self.seen if value not in (last, most)]
+        return is_everywhere and self.thin_share(last) >= max(0.2, 2 * self.thin_share(*others))
 
     @cached_property
     def void(self) -> tuple[int, ...]:
@@ -132,7 +130,7 @@ def _total(counts: Iterable[Mapping[int, int]]) -> Counter[int]:
     return total
 
 
-def total_counts(masks: Sequence[MaskFacts]) -> Counter[int]:
+def total_counts(masks: Masks) -> Counter[int]:
     """Pixels of each value in all masks."""
     return _total(mask.counts for mask in masks)
 
@@ -149,14 +147,14 @@ def encode_values(values: tuple[int, ...], coding: MaskCoding) -> tuple[int, ...
     return tuple(coding.encode(np.array(values)).tolist())
 
 
-def class_shares(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[float]:
+def class_shares(masks: Masks, coding: MaskCoding, num_ids: int) -> list[float]:
     """Share of each class id among the pixels that are not ignored."""
     total = class_ids(total_counts(masks), coding)
     num_pixels = sum(total[class_id] for class_id in range(num_ids))
     return [total[class_id] / max(1, num_pixels) for class_id in range(num_ids)]
 
 
-def ignored_share(masks: Sequence[MaskFacts], coding: MaskCoding) -> float:
+def ignored_share(masks: Masks, coding: MaskCoding) -> float:
     """Share of ignored pixels among all pixels."""
     total = class_ids(total_counts(masks), coding)
     return total[IGNORED] / max(1, total.total())
@@ -175,13 +173,13 @@ class ClassRow(NamedTuple):
     share: float
 
 
-def class_table(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> list[ClassRow]:
+def class_table(masks: Masks, coding: MaskCoding, names: Sequence[str]) -> list[ClassRow]:
     """A row for each class id."""
     shares = class_shares(masks, coding, len(names))
     return [ClassRow(coding.describe(index), name, shares[index]) for index, name in enumerate(names)]
 
 
-def describe_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> str:
+def describe_classes(masks: Masks, coding: MaskCoding, names: Sequence[str]) -> str:
     """The table in one line, with the ignored share and the reason for the coding."""
     table = [f"{row.values} → {row.name} {row.share:.1%}" for row in class_table(masks, coding, names)]
     text = ", ".join(table[:NUM_SHOWN]) + (", …" if len(table) > NUM_SHOWN else "") + " of pixels"

@@ -4,7 +4,7 @@ like void. Two values, or greys around two, are background and foreground. Indic
 their numbers. So are a few exact colours. Where no rule answers, the user is asked which reading it is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,26 +37,26 @@ def choose_classes(config: Config, evidence: MaskEvidence) -> ChosenClasses | No
     """The classes, if there is only one way to read the masks, else None. Raises DataError for wrong settings."""
     asked = implied_num_classes(config) if config.num_classes == "auto" else config.num_classes
     if config.mask_values == "auto":
-        codings = [rule(asked, evidence) for rule in RULES if len(evidence.seen) >= 2]
+        codings = (rule(asked, evidence) for rule in RULES if len(evidence.seen) >= 2)
         coding = next((each for each in codings if each and max(2, asked or each.num_ids) == each.num_ids), None)
     else:
         coding = masks.given_coding(config.mask_values)
     if coding is None:
         return None
-    ignored, reason = (*sorted(evidence.ignored), *coding.ignored), coding.reason
+    reason = coding.reason + ("; 255 beside them is taken as void" if coding.ignored == evidence.void != () else "")
+    ignored = (*sorted(evidence.ignored), *coding.ignored)
     coding = replace(coding, ignore_value=ignored[0] if len(ignored) == 1 else ignored or None)
     tolerance = _jpeg_tolerance(coding, evidence) if config.mask_tolerance == "auto" else config.mask_tolerance
     if tolerance and config.mask_tolerance == "auto":
-        reason += (
-            f"; masks saved as JPEG: the nearest value, if it is within {tolerance}; pixels between two are ignored"
-        )
+        how = f"the nearest value, if it is within {tolerance}; pixels between two are ignored"
+        reason += f"; masks saved as JPEG: {how}"
     if coding.values is not None and tolerance > (most := masks.largest_tolerance(coding.known_values)):
         need = f"need at most {most}: with more, a value is close to two classes"
         raise DataError(f"mask_tolerance: got {tolerance}; {need}")
     coding = replace(coding, tolerance=tolerance, ignores_unknown=config.unknown_values == "ignore", reason=reason)
     number = asked or (1 if coding.num_ids == 2 else coding.num_ids)
     named = {} if config.class_names else _names_by_value(evidence)
-    names = tuple(named.get(value, "void") for value in coding.values or (0,))[-number:]
+    names = tuple(named.get(value, "void") for value in coding.values or (-1,))[-number:]
     keys = [key for key in ("class_names", "class_weights") if isinstance(getattr(config, key), tuple)]
     reason = f"the masks hold {reason}" if asked is None else f"by {[*keys, 'mask_values'][0]}"
     return ChosenClasses(coding, number, reason, None if any(map(is_void, names)) else names)
@@ -119,7 +119,8 @@ def _names_by_value(evidence: MaskEvidence) -> dict[int, str]:
 
 def _by_ids(asked: int | None, evidence: MaskEvidence) -> MaskCoding | None:
     """Ids of classes from 0 (or 1) to n, with or without 255 as void; ids beyond 255 are those of objects."""
-    seen, high, ids, void = evidence.seen, evidence.seen[-1], *_without_void(evidence)
+    seen, high = evidence.seen, evidence.seen[-1]
+    ids = [value for value in seen if value not in evidence.void]
     if seen[0] == 0 and 255 < high < COLOUR and (evidence.are_objects or len(seen) > MAX_LISTED):
         return MaskCoding(None, reason=f"object ids up to {high}: any value but 0 is foreground")
     first = min(1, ids[0]) if asked is None and len(ids) > 2 else 0
@@ -127,7 +128,7 @@ def _by_ids(asked: int | None, evidence: MaskEvidence) -> MaskCoding | None:
     is_clear = asked is not None or len(ids) == 2 or _are_classes(evidence, ids)
     if len(ids) < 2 or len(seen) == len(all_ids) == 2 or not set(ids) <= set(all_ids) or not is_clear:
         return None
-    return MaskCoding(all_ids, ignore_value=evidence.void, reason=f"ids {first} to {all_ids[-1]}{void}")
+    return MaskCoding(all_ids, ignore_value=evidence.void, reason=f"ids {first} to {all_ids[-1]}")
 
 
 def _by_two_values(_: int | None, evidence: MaskEvidence) -> MaskCoding | None:
@@ -145,10 +146,10 @@ def _by_two_values(_: int | None, evidence: MaskEvidence) -> MaskCoding | None:
 
 def _by_palette(_: int | None, evidence: MaskEvidence) -> MaskCoding | None:
     """Indices with gaps, as VOC's: whoever gave them colours meant classes."""
-    ids, void = _without_void(evidence)
+    ids = [value for value in evidence.seen if value not in evidence.void]
     if len(ids) < 3 or not evidence.palette.keys() >= set(evidence.seen) or not _are_classes(evidence, ids):
         return None
-    return MaskCoding(tuple(ids), ignore_value=evidence.void, reason=f"{len(ids)} indices of a palette{void}")
+    return MaskCoding(tuple(ids), ignore_value=evidence.void, reason=f"{len(ids)} indices of a palette")
 
 
 def _by_colours(asked: int | None, evidence: MaskEvidence) -> MaskCoding | None:
@@ -157,19 +158,13 @@ def _by_colours(asked: int | None, evidence: MaskEvidence) -> MaskCoding | None:
     seen = tuple(evidence.seen)
     if asked == len(seen) and not evidence.has_colours:
         return MaskCoding(seen, reason=f"{asked} values, in their order")
-    are_few = 2 < len(seen) == len(evidence.distinct) <= MAX_LISTED and evidence.class_file is None
+    are_few = evidence.class_file is None and 2 < len(seen) <= MAX_LISTED and len(evidence.distinct) == len(seen)
     are_areas = all(evidence.solid[value] for value in seen) and not evidence.in_one_mask
     are_colours = evidence.has_colours and are_few and are_areas and _are_classes(evidence, seen)
     return MaskCoding(seen, reason=f"{len(seen)} colours") if are_colours else None
 
 
 RULES = (_by_class_file, _by_ids, _by_two_values, _by_palette, _by_colours)
-
-
-def _without_void(evidence: MaskEvidence) -> tuple[list[int], str]:
-    """The values but void, and what a reason adds for it."""
-    ids = [value for value in evidence.seen if value not in evidence.void]
-    return ids, "; 255 beside them is taken as void" if evidence.void else ""
 
 
 def _are_classes(evidence: MaskEvidence, values: Sequence[int]) -> bool:
@@ -185,16 +180,12 @@ def _are_classes(evidence: MaskEvidence, values: Sequence[int]) -> bool:
 
 def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]) -> Question:
     """The question where choose_classes has no answer. `names` are what messages call the masks."""
-    text = "mask_values: auto cannot tell what the values in the masks mean"
-    if hint := describe_misfit(evidence) or _describe_values(evidence):
-        text += f"\n  {hint}"
+    hint = describe_misfit(evidence) or _describe_values(evidence)
+    text = "mask_values: auto cannot tell what the values in the masks mean" + (f"\n  {hint}" if hint else "")
     if evidence.look_like_photographs:
         return Question(text)
-    choices = list[Choice]()
-    for choice in _possible_readings(evidence):
-        is_new = all(choice.settings != other.settings for other in choices)
-        if is_new and not any(class_contradictions(replace(config, **choice.settings))):
-            choices.append(choice)
+    choices = [*{str(choice.settings): choice for choice in _possible_readings(evidence)}.values()]
+    choices = [choice for choice in choices if not any(class_contradictions(replace(config, **choice.settings)))]
     if not evidence.are_objects:
         choices.sort(key=lambda choice: config.num_classes not in ("auto", choice.settings["num_classes"]))
     return Question(text, *choices[:MAX_CHOICES], table=_table(evidence, names))
@@ -210,23 +201,25 @@ def describe_misfit(evidence: MaskEvidence) -> str:
 
 def _describe_values(evidence: MaskEvidence) -> str:
     """What they look like, and what to ask then."""
-    if evidence.look_like_photographs:
-        photo = "They look like those of photographs; is mask_dir the folder of the masks?"
-        return f"{photo} Of cut-outs, save the alpha channel as the mask"
-    if evidence.are_objects:
-        return "They look like ids of objects: each is one piece, or masks with more of them hold those of the others"
-    if evidence.is_lossy:
-        return "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can"
-    if evidence.last_may_be_void or evidence.seen[-1] == VOID:
-        return f"{show_value(evidence.seen[-1])} may be void (pixels to ignore), or a class: which is it?"
-    return "Which of the two is the background?" if len(evidence.seen) == 2 else ""
+    photo = (
+        "look like those of photographs; is mask_dir the folder of the masks? Of cut-outs, save the alpha channel as"
+    )
+    objects = "look like ids of objects: each is one piece, or masks with more of them hold those of the others"
+    last = show_value(evidence.seen[-1])
+    hints = {
+        f"They {photo} the mask": evidence.look_like_photographs,
+        f"They {objects}": evidence.are_objects,
+        "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG": evidence.is_lossy,
+        "Which of the two is the background?": len(evidence.seen) == 2,
+        f"{last} may be void (pixels to ignore), or a class: which is it?": evidence.last_may_be_void or last == "255",
+    }
+    return next((hint for hint, holds in hints.items() if holds), "")
 
 
 def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
     """The values that are in one mask only, with its name, then the most frequent ones."""
-    odd = evidence.in_one_mask[: NUM_ROWS // 2]
-    rows = [("value", "share of pixels", "in masks")]
-    for value in sorted(evidence.distinct, key=lambda value: (value not in odd, -evidence.counts[value]))[:NUM_ROWS]:
+    first, rows = evidence.in_one_mask[: NUM_ROWS // 2], [("value", "share of pixels", "in masks")]
+    for value in sorted(evidence.distinct, key=lambda value: (value not in first, -evidence.counts[value]))[:NUM_ROWS]:
         holders = [name for name, mask in zip(names, evidence.masks, strict=True) if value in mask.counts]
         in_masks = holders[0] if value in evidence.in_one_mask else f"{len(holders)} of {len(names)}"
         rows.append((show_value(value), f"{evidence.share(value):.2%}", in_masks))
@@ -235,41 +228,39 @@ def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
     return [" | ".join(map(str.rjust, row, widths)) for row in rows] + more * (len(rows) <= len(evidence.seen))
 
 
-def _possible_readings(evidence: MaskEvidence) -> Iterator[Choice]:
+def _possible_readings(evidence: MaskEvidence) -> list[Choice]:
     """Every reading that a person may mean, the most likely first."""
     seen, high = evidence.seen, evidence.seen[-1]
-    nonzero = Choice("any value but 0 is foreground", {"num_classes": 1, "mask_values": "nonzero"})
+    are_ids, are_objects = seen == list(range(len(seen))), evidence.are_objects
     has_two_codings = len(seen) == 3 and high == VOID and all(len(mask.counts) < 3 for mask in evidence.masks)
-    if seen[0] == 0 and (evidence.are_objects or has_two_codings):
-        yield nonzero
-    are_ids = seen == list(range(len(seen)))
     areas = set(evidence.solid) - set(evidence.in_one_mask)
     main = sorted(value for value in evidence.distinct if value in areas or evidence.share(value) > 0.05)
-    if 2 <= len(main) < min(len(seen), MAX_LISTED) and not are_ids and not evidence.are_objects:
-        tolerance = 0 if set(seen) <= {*main, *evidence.in_one_mask} else _tolerance(main)
-        yield _choice(main, **({"mask_tolerance": tolerance} if tolerance else {"unknown_values": "ignore"}))
-    is_void = len(seen) > 2 and (evidence.last_may_be_void or (high == VOID and seen[-2] < VOID // 2))
-    void, classes = ([high], seen[:-1]) if is_void else ([], seen)
-    if len(classes) == 2 and (classes[0] != 0 or not is_void):
-        often, seldom = sorted(classes, key=lambda value: -evidence.counts[value])
-        yield from (_choice([often, seldom], void), _choice([seldom, often], void))
-    elif is_void and len(seen) <= MAX_CLASSES:
-        yield _choice(classes, void)
-    if len(seen) <= (MAX_CLASSES if are_ids else MAX_LISTED):
-        yield _choice(seen)
-    if seen[0] == 0 and not evidence.is_lossy:  # JPEG makes values next to 0 of it
-        yield nonzero
+    tolerance = 0 if set(seen) <= {*main, *evidence.in_one_mask} else _tolerance(main)  # others are edges
+    of_others = {"mask_tolerance": tolerance} if tolerance else {"unknown_values": "ignore"}
+    has_void = len(seen) > 2 and (evidence.last_may_be_void or (high == VOID and seen[-2] < VOID // 2))
+    void, classes = ([high], seen[:-1]) if has_void else ([], seen)
+    by_share, is_open = sorted(classes, key=lambda value: -evidence.counts[value]), classes[0] != 0 or not has_void
+    nonzero = Choice("any value but 0 is foreground", {"num_classes": 1, "mask_values": "nonzero"})
+    readings = [
+        (seen[0] == 0 and (are_objects or has_two_codings), nonzero),
+        (2 <= len(main) < min(len(seen), MAX_LISTED) and not are_ids and not are_objects, _choice(main, **of_others)),
+        (len(classes) == 2 and is_open, _choice(by_share, void)),
+        (len(classes) == 2 and is_open, _choice(by_share[::-1], void)),
+        (has_void and len(seen) <= MAX_CLASSES, _choice(classes, void)),
+        (len(seen) <= (MAX_CLASSES if are_ids else MAX_LISTED), _choice(seen)),
+        (seen[0] == 0 and not evidence.is_lossy, nonzero),  # JPEG makes values next to 0 of it
+    ]
+    return [choice for is_possible, choice in readings if is_possible]
 
 
 def _choice(values: Sequence[int], void: Sequence[int] = (), **others: Any) -> Choice:
     """A class for each value, as settings. Ids from 0 need no mask_values."""
     settings: dict[str, Any] = {"num_classes": 1 if len(values) == 2 else len(values)}
-    meaning = "a class for each, in an order that you may change"
-    if len(values) == 2:
-        meaning = f"{show_value(values[0])} is background, {show_value(values[1])} is foreground"
     if list(values) != list(range(len(values))) or others:
         settings["mask_values"] = tuple(masks.as_written([value]) for value in values)
-    if void:
-        settings["ignore_value"] = masks.as_written(void)
-        meaning += f"; {masks.show_values(void)} is ignored"
-    return Choice(meaning, settings | others)
+    settings |= {"ignore_value": masks.as_written(void)} if void else {}
+    shown = [
+        f"{show_value(value)} is {name}" for value, name in zip(values, ("background", "foreground"), strict=False)
+    ]
+    meaning = ", ".join(shown) if len(values) == 2 else "a class for each, in an order that you may change"
+    return Choice(meaning + (f"; {masks.show_values(void)} is ignored" if void else ""), settings | others)
