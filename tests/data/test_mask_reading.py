@@ -269,7 +269,7 @@ def test_a_class_file_gives_values_names_and_void_in_its_order(name, text, seen,
         assert chosen is None
         return
     assert (chosen.num_classes, chosen.coding.mask_values, chosen.coding.ignored, chosen.class_names) == expected
-    assert (f" classes of {name}" if asked == "auto" else "by mask_values") in chosen.num_classes_reason
+    assert (f" classes in {name}" if asked == "auto" else "by mask_values") in chosen.num_classes_reason
 
 
 def test_a_palette_links_the_indices_of_masks_to_the_colours_of_a_class_file():

@@ -91,7 +91,7 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence) -> MaskCoding | No
         classes.sort(key=lambda value: (not is_background(named[value]), value != 0))
     if evidence.class_file is None or evidence.share(*void) > 0.5 or len(classes) < 2:
         return None
-    reason = f"the {len(classes)} classes of {evidence.class_file.path.name}"
+    reason = f"{len(classes)} classes in {evidence.class_file.path.name}"
     coding = MaskCoding(tuple(classes), ignore_value=void, reason=reason)
     return coding if set(evidence.seen) <= named.keys() or _jpeg_tolerance(coding, evidence) else None
 
@@ -240,7 +240,8 @@ def _possible_readings(evidence: MaskEvidence) -> list[Choice]:
     has_void = len(seen) > 2 and (evidence.last_may_be_void or (high == VOID and seen[-2] < VOID // 2))
     void, classes = ([high], seen[:-1]) if has_void else ([], seen)
     by_share, is_open = sorted(classes, key=lambda value: -evidence.counts[value]), classes[0] != 0 or not has_void
-    nonzero = Choice("any value but 0 is foreground", {"num_classes": 1, "mask_values": "nonzero"})
+    meaning = f"{'every object' if are_objects else 'any value but 0'} is foreground"
+    nonzero = Choice(meaning, {"num_classes": 1, "mask_values": "nonzero"})
     readings = [
         (seen[0] == 0 and (are_objects or has_two_codings), nonzero),
         (2 <= len(main) < min(len(seen), MAX_LISTED) and not are_ids and not are_objects, _choice(main, **of_others)),
@@ -256,11 +257,14 @@ def _possible_readings(evidence: MaskEvidence) -> list[Choice]:
 def _choice(values: Sequence[int], void: Sequence[int] = (), **others: Any) -> Choice:
     """A class for each value, as settings. Ids from 0 need no mask_values."""
     settings: dict[str, Any] = {"num_classes": 1 if len(values) == 2 else len(values)}
-    if list(values) != list(range(len(values))) or others:
+    are_ids = list(values) == list(range(len(values)))
+    if not are_ids or others:
         settings["mask_values"] = tuple(masks.as_written([value]) for value in values)
     settings |= {"ignore_value": masks.as_written(void)} if void else {}
-    shown = [
-        f"{show_value(value)} is {name}" for value, name in zip(values, ("background", "foreground"), strict=False)
-    ]
-    meaning = ", ".join(shown) if len(values) == 2 else "a class for each, in an order that you may change"
-    return Choice(meaning + (f"; {masks.show_values(void)} is ignored" if void else ""), settings | others)
+    meaning = f"ids of {len(values)} classes" if are_ids else "a class for each, in an order that you may change"
+    if len(values) == 2:
+        meaning = f"{show_value(values[0])} is background, {show_value(values[1])} is foreground"
+    elif void:
+        meaning = f"{masks.show_values(void)} is ignored"
+    rest = {"mask_tolerance": "; others go to the nearest", "unknown_values": "; others are ignored"}
+    return Choice(meaning + "".join(rest[key] for key in others), settings | others)
