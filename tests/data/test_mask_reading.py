@@ -81,13 +81,13 @@ def encoded(pixels, extension=".png", blur=0.0):
     return decode_mask(cv2.imencode(extension, pixels[..., ::-1] if pixels.ndim == 3 else pixels)[1].tobytes())
 
 
-def ring(index):
-    """Discs of 255 with a ring of 128, 12 % of the pixels, as JPEG has them."""
+def ring(index, width=2):
+    """Discs of 255 with a ring of 128, 9 % of the pixels, as JPEG has them."""
     mask = np.zeros((SIDE, SIDE), np.uint8)
     for number in range(5):
         place = 16 + 30 * (number % 3), 16 + 30 * (number // 3) + 2 * index
         cv2.circle(mask, place, 14, 128, -1)
-        cv2.circle(mask, place, 11, 255, -1)
+        cv2.circle(mask, place, 14 - width, 255, -1)
     return encoded(mask, ".jpg")
 
 
@@ -128,8 +128,20 @@ def with_light_border(index):
     return lined(stripes(np.int32([0, RED, GREEN, BLUE]), index, 24), COLOUR + 0xFFFFC0)
 
 
+def with_many_colours(index):
+    mask = with_light_border(index)
+    mask[5, :] = COLOUR + 256 * np.arange(SIDE) + 9
+    mask[8:12, ::2] = COLOUR + 16 * np.arange(4 * SIDE // 2).reshape(4, -1) + 1
+    return mask
+
+
 def with_rare_colour(index):
     return stripes(np.int32([0, RED, GREEN if index == 3 else BLUE, BLUE]), index, 24)
+
+
+def with_255_apart(index):
+    """A disc of 255 on the background, beside one of 1."""
+    return cv2.circle(discs(index) // 3, (48, 75), 8, 255, -1)
 
 
 def shrunk(index):
@@ -150,6 +162,13 @@ ASKED = {
         {},
         "num_classes: 4, mask_values: [0, [0, 0, 255], [0, 255, 0], [255, 0, 0]], ignore_value: [255, 255, 192]",
         "[255, 255, 192] may be void (pixels to ignore), or a class: which is it?",
+    ),
+    "255 apart": (with_255_apart, {}, "num_classes: 1, ignore_value: 255", "255 may be void"),
+    "light border, and more colours than there may be classes": (
+        with_many_colours,
+        {},
+        "num_classes: 5, mask_values: [0, [0, 0, 255], [0, 255, 0], [255, 0, 0], [255, 255, 192]], mask_tolerance: 48",
+        "[255, 255, 192] may be void",
     ),
     "gaps": (
         lambda i: with_gaps(i, (0, 2, 5)),
