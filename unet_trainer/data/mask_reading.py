@@ -201,14 +201,12 @@ def describe_misfit(evidence: MaskEvidence) -> str:
 
 def _describe_values(evidence: MaskEvidence) -> str:
     """What they look like, and what to ask then."""
-    photo = (
-        "look like those of photographs; is mask_dir the folder of the masks? Of cut-outs, save the alpha channel as"
-    )
-    objects = "look like ids of objects: each is one piece, or masks with more of them hold those of the others"
+    photo = "They look like those of photographs; is mask_dir the folder of the masks?"
+    objects = "They look like ids of objects: each is one piece, or masks with more of them hold those of the others"
     last = show_value(evidence.seen[-1])
     hints = {
-        f"They {photo} the mask": evidence.look_like_photographs,
-        f"They {objects}": evidence.are_objects,
+        f"{photo} Of cut-outs, save the alpha channel as the mask": evidence.look_like_photographs,
+        objects: evidence.are_objects,
         "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG": evidence.is_lossy,
         "Which of the two is the background?": len(evidence.seen) == 2,
         f"{last} may be void (pixels to ignore), or a class: which is it?": evidence.last_may_be_void or last == "255",

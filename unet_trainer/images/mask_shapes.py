@@ -112,7 +112,12 @@ def measure_structure(mask: Pixels) -> MaskStructure:
         is_same = mask[one] == mask[other]
         is_solid[one] &= is_same
         is_solid[other] &= is_same
-    values, counts = np.unique(mask[is_solid], return_counts=True)
+    if mask.dtype == np.int32:  # colours
+        values, counts = np.unique(mask[is_solid], return_counts=True)
+    else:  # several times faster
+        counts = np.bincount(mask[is_solid])
+        values = np.flatnonzero(counts)
+        counts = counts[values]
     num_labels, _ = cv2.connectedComponents((is_solid & (mask != 0)).astype(np.uint8), connectivity=4)
     padded = np.pad(mask, 1, constant_values=1)  # beyond the border is no background
     is_void = (padded == 255).astype(np.uint8)
