@@ -100,7 +100,6 @@ DECIDED = {
     "a wide border": (lambda i: np.uint8([1, 2, 2, 3])[discs(i)], {}, (1, 2, 3), None),
     "thin lines of 255": (voc, {}, tuple(range(21)), 255),
     "a block of 255": (lambda i: with_void(rings(i)), {}, (0, 1, 2), 255),
-    "255 beside ids from 1": (lambda i: with_void(rings(i) + 1), {}, (1, 2, 3), 255),
     "255 beside an id": (lambda i: with_void(blob(i)), {}, (0, 1), 255),
     "two values": (lambda i: blob(i) * 7, {}, (0, 7), None),
     "black 1, white 0": (blob, {"palette": {0: 0xFFFFFF, 1: 0}}, (1, 0), None),
@@ -144,11 +143,6 @@ def with_255_apart(index):
     return cv2.circle(discs(index) // 3, (48, 75), 8, 255, -1)
 
 
-def shrunk(index):
-    """Red discs at a fifth of their size: each edge has a few mixed colours, far from each other."""
-    return encoded(np.uint8([[0, 0, 0], [255, 0, 0]])[np.kron(blob(index), np.ones((5, 5), int))[3:]])
-
-
 NONZERO = "num_classes: 1, mask_values: nonzero"
 # What makes the masks, and further facts of them → the first settings that are offered, and what the question says.
 ASKED = {
@@ -183,7 +177,6 @@ ASKED = {
         "num_classes: 3, mask_values: [0, [0, 0, 255], [255, 0, 0]], unknown_values: ignore",
         "masks/3.png",
     ),
-    "edges made smaller": (shrunk, {}, "num_classes: 1, mask_values: [0, [255, 0, 0]], mask_tolerance: 127", ""),
     "soft colours": (
         lambda i: encoded(COLOURS[discs(i)], blur=1),
         {},

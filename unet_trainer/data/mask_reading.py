@@ -37,8 +37,9 @@ def choose_classes(config: Config, evidence: MaskEvidence) -> ChosenClasses | No
     """The classes, if there is only one way to read the masks, else None. Raises DataError for wrong settings."""
     asked = implied_num_classes(config) if config.num_classes == "auto" else config.num_classes
     if config.mask_values == "auto":
+        num_ids = None if asked is None else max(2, asked)
         codings = (rule(asked, evidence) for rule in RULES if len(evidence.seen) >= 2)
-        coding = next((each for each in codings if each and max(2, asked or each.num_ids) == each.num_ids), None)
+        coding = next((each for each in codings if each is not None and num_ids in (None, each.num_ids)), None)
     else:
         coding = masks.given_coding(config.mask_values)
     if coding is None:
@@ -55,11 +56,17 @@ def choose_classes(config: Config, evidence: MaskEvidence) -> ChosenClasses | No
         raise DataError(f"mask_tolerance: got {tolerance}; {need}")
     coding = replace(coding, tolerance=tolerance, ignores_unknown=config.unknown_values == "ignore", reason=reason)
     number = asked or (1 if coding.num_ids == 2 else coding.num_ids)
-    named = {} if config.class_names else _names_by_value(evidence)
-    names = tuple(named.get(value, "void") for value in coding.values or (-1,))[-number:]
     keys = [key for key in ("class_names", "class_weights") if isinstance(getattr(config, key), tuple)]
     reason = f"the masks hold {reason}" if asked is None else f"by {[*keys, 'mask_values'][0]}"
-    return ChosenClasses(coding, number, reason, None if any(map(is_void, names)) else names)
+    names = None if config.class_names else _class_names(coding, evidence, number)
+    return ChosenClasses(coding, number, reason, names)
+
+
+def _class_names(coding: MaskCoding, evidence: MaskEvidence, number: int) -> tuple[str, ...] | None:
+    """Those of a class file, if it names every class; that of one class is the foreground's."""
+    named = _names_by_value(evidence)
+    names = tuple(named.get(value, "void") for value in coding.values or ())
+    return None if not names or any(map(is_void, names)) else names[-number:]
 
 
 def _jpeg_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> int:
@@ -237,14 +244,15 @@ def _possible_readings(evidence: MaskEvidence) -> list[Choice]:
     of_others = {"mask_tolerance": tolerance} if tolerance else {"unknown_values": "ignore"}
     has_void = len(seen) > 2 and (evidence.last_may_be_void or (high == VOID and seen[-2] < VOID // 2))
     void, classes = ([high], seen[:-1]) if has_void else ([], seen)
-    by_share, is_open = sorted(classes, key=lambda value: -evidence.counts[value]), classes[0] != 0 or not has_void
+    has_two_orders = len(classes) == 2 and (classes[0] != 0 or not has_void)
+    by_share = sorted(classes, key=lambda value: -evidence.counts[value])
     meaning = f"{'every object' if are_objects else 'any value but 0'} is foreground"
     nonzero = Choice(meaning, {"num_classes": 1, "mask_values": "nonzero"})
     readings = [
         (seen[0] == 0 and (are_objects or has_two_codings), nonzero),
         (2 <= len(main) < min(len(seen), MAX_LISTED) and not are_ids and not are_objects, _choice(main, **of_others)),
-        (len(classes) == 2 and is_open, _choice(by_share, void)),
-        (len(classes) == 2 and is_open, _choice(by_share[::-1], void)),
+        (has_two_orders, _choice(by_share, void)),
+        (has_two_orders, _choice(by_share[::-1], void)),
         (has_void and len(seen) <= MAX_CLASSES, _choice(classes, void)),
         (len(seen) <= (MAX_CLASSES if are_ids else MAX_LISTED), _choice(seen)),
         (seen[0] == 0 and not evidence.is_lossy, nonzero),  # JPEG makes values next to 0 of it
