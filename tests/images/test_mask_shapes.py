@@ -65,11 +65,12 @@ def test_no_part_vanishes_falls_apart_or_joins_another(seed):
     assert (lines <= shapes).all()
 
 
-def test_pixels_surrounded_by_their_own_value_are_solid_and_greys_beside_one_end_only_are_stray():
+def test_pixels_among_their_own_value_are_solid_and_255_on_the_background_alone_is_apart():
     ids = np.zeros((10, 40), np.uint8)
     ids[:, 19:22] = 2
     ids[:, 22:] = 1
-    assert measure_structure(ids) == MaskStructure(2, 2, 0, {0: 180, 1: 170, 2: 10})
-    greys = np.where(ids == 1, 255, ids * 64)
-    greys[3:5, 3] = 128
-    assert measure_structure(greys.astype(np.uint8)).stray == 2
+    assert measure_structure(ids) == MaskStructure({0: 180, 1: 170, 2: 10}, 2, False)
+    ids[3:6, 5:8] = 255
+    assert measure_structure(ids) == MaskStructure({0: 159, 1: 170, 2: 10, 255: 1}, 3, True)
+    ids[3:6, 18] = 255  # beside another id
+    assert not measure_structure(ids).void_is_apart

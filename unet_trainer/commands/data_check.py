@@ -187,7 +187,8 @@ def check_data(
         console.fact("Pictures", f"{sheet} (the rarest classes first)")
     if report.coding is not None:
         names = id_names(report.decided(answered.config))
-        absent = ", ".join(evidence.absent_classes(report.masks, report.coding, names))
+        table = evidence.class_table(report.masks, report.coding, names)
+        absent = ", ".join(row.name for row in table if row.share == 0)
         what = f"no pixel of {absent} in any mask; is num_classes or mask_values right?"
         answered.notices += [what] if absent else []
     answered_keys = {name for guess in answered.guesses for name in guess.settings}

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from unet_trainer.data.pairs import Pair
 from unet_trainer.images.mask_decoding import as_number
@@ -16,13 +15,12 @@ MAX_BYTES = 256 * 1024
 VOID_NAME = re.compile("void|unlabell?ed|unlabel|ignored?|dontcare|unannotated")
 BACKGROUND_NAME = re.compile("background|bg|back|none|nothing|unlabell?ed|void|others?|rest")
 NO_ID = "__ignore__"  # the first line of LabelMe's list; the ids begin with the line behind it
-COLOUR = r"(?P<r>\d+)[\s,]+(?P<g>\d+)[\s,]+(?P<b>\d+)"
-# The forms of a line: `9 9 9 Animal` of CamVid, `name:r,g,b:parts:actions` of CVAT and VOC. Columns of CSV files.
-LINES = {"label_colors.txt": rf"{COLOUR}[\s,]+(?P<name>\S.*)", "labelmap.txt": rf"(?P<name>[^:]+):{COLOUR}(:.*)?"}
-COLUMNS = {"class_dict.csv": ["name", "r", "g", "b"], "_classes.csv": ["value", "name"]}  # the latter of Roboflow
-SPELLINGS = {"pixel value": "value", "class": "name"}
+RGB = r"(?P<r>\d+)[\s,]+(?P<g>\d+)[\s,]+(?P<b>\d+)"
+# `9 9 9 Animal` of CamVid, `name:r,g,b:parts:actions` of CVAT and VOC. Columns of tables; the second is Roboflow's.
+LINES = {"label_colors.txt": rf"{RGB}[\s,]+(?P<name>\S.*)", "labelmap.txt": rf"(?P<name>[^:]+):{RGB}(:.*)?"}
+TABLES = {"class_dict.csv": ["name", "r", "g", "b"], "_classes.csv": ["pixel value", "class"]}
 # {"labels": {"tumour": 1}} of nnU-Net; a name a line, in the order of the ids.
-NAMES = ("dataset.json", *LINES, *COLUMNS, "classes.txt", "class_names.txt")
+NAMES = ("dataset.json", *LINES, *TABLES, "classes.txt", "class_names.txt")
 
 
 @dataclass(frozen=True)
@@ -48,48 +46,44 @@ def find_class_file(data_dir: Path, pairs: Sequence[Pair], stored: tuple[str, st
     `stored`: name and text of the one that shards hold."""
     if stored is not None:
         return parse_class_file(*stored)
-    places = {Path(pair.mask_origin or pair.mask).parent for pair in pairs}
-    inside = {each for place in places for each in (place, *place.parents) if data_dir in each.parents}
-    found: list[ClassFile] = []
-    for folder in (*sorted(inside, key=lambda place: (-len(place.parts), str(place))), data_dir):
-        for name in NAMES:
-            with contextlib.suppress(OSError, ValueError):
-                file = parse_class_file(folder / name, read_text(folder / name, MAX_BYTES, "utf-8-sig"))
-                found += [] if file is None else [file]
-    return next((file for file in found if file.values), found[0] if found else None)
+    masks = {Path(pair.mask_origin or pair.mask) for pair in pairs}
+    inside = {folder for mask in masks for folder in mask.parents if data_dir in folder.parents}
+    places = (*sorted(inside, key=lambda place: (-len(place.parts), str(place))), data_dir)
+    found = list[ClassFile | None]()
+    for path in (place / name for place in places for name in NAMES):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(parse_class_file(path, read_text(path, MAX_BYTES, "utf-8-sig")))
+    return min(filter(None, found), key=lambda file: not file.values, default=None)
 
 
 def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
     """A file of a known name, by its text; None if it has another form."""
     try:
-        records = _parse(Path(path).name, text)
-        names = tuple(record["name"].strip() for record in records)
-        colours = [tuple(int(record[channel]) for channel in "rgb") for record in records if "r" in record]
-        values = tuple(int(record["value"]) for record in records if "value" in record)
+        rows = [(name.strip(), [*map(int, numbers)]) for name, *numbers in _read_rows(Path(path).name, text)]
+        colours = [(red, green, blue) for _, (red, green, blue) in rows] if rows and len(rows[0][1]) == 3 else []
     except (ValueError, LookupError, AttributeError, TypeError, csv.Error):  # a line in another form
         return None
-    are_valid = all(0 <= channel < 256 for colour in colours for channel in colour)
-    values = values or tuple(as_number((red, green, blue)) for red, green, blue in colours)
+    names = tuple(name for name, _ in rows)
+    values = tuple(map(as_number, colours)) or tuple(number for _, numbers in rows for number in numbers)
     are_distinct = len(set(names)) == len(names) and len(set(values)) == len(values)
-    if not are_valid or not are_distinct or not all(names) or not 2 <= len(names) <= 256:
-        return None
-    return ClassFile(Path(path), names, values, bool(colours))
+    is_8bit = all(0 <= channel < 256 for colour in colours for channel in colour)
+    is_whole = are_distinct and is_8bit and all(names) and 2 <= len(names) <= 256
+    return ClassFile(Path(path), names, values, bool(colours)) if is_whole else None
 
 
-def _parse(name: str, text: str) -> list[dict[str, Any]]:
-    """Name and value, or red, green and blue, of each class; none if the text has another form."""
+def _read_rows(file: str, text: str) -> Sequence[Sequence[str]]:
+    """The name of each class, and its value or its red, green and blue; none if the text has another form."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if name.endswith(".json"):
-        named = sorted((int(value), name) for name, value in parse_json(text)["labels"].items())
-        return [{"name": name, "value": value} for value, name in named]
-    if name in COLUMNS:
-        rows = csv.reader(lines, skipinitialspace=True, delimiter=";" if ";" in lines[0] else ",")
-        header, *cells = [[cell.strip() for cell in row] for row in rows]
-        header = [SPELLINGS.get(cell.lower(), cell.lower()) for cell in header]
-        return [dict(zip(header, row, strict=True)) for row in cells] if header == COLUMNS[name] else []
-    if name in LINES:
-        matches = [re.fullmatch(LINES[name], line) for line in lines if not line.startswith("#")]
-        return [match.groupdict() for match in matches if match is not None] if all(matches) else []
+    if file.endswith(".json"):
+        return sorted(parse_json(text)["labels"].items(), key=lambda label: int(label[1]))
+    if file in TABLES:
+        table = csv.reader(lines, skipinitialspace=True, delimiter=";" if ";" in lines[0] else ",")
+        header, *rows = [[cell.strip() for cell in row] for row in table]
+        is_known = [cell.lower() for cell in header] == TABLES[file] and {len(header)} == {*map(len, rows)}
+        return [row[::-1] if file.startswith("_") else row for row in rows] if is_known else []
+    if file in LINES:
+        matches = [re.fullmatch(LINES[file], line) for line in lines if not line.startswith("#")]
+        return [match.group("name", "r", "g", "b") for match in matches if match is not None] if all(matches) else []
     names = [line for line in lines if line != NO_ID]
     is_of_pixels = any(is_background(each) or is_void(each) for each in names)  # and not of objects in boxes
-    return [{"name": each} for each in names] if is_of_pixels else []
+    return [[each] for each in names] if is_of_pixels else []

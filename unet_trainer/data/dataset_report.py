@@ -21,8 +21,7 @@ from unet_trainer.data.converted import Converter
 from unet_trainer.data.find import find_dataset
 from unet_trainer.data.formats.large_image import cut_blocks
 from unet_trainer.data.mask_evidence import MIN_PICTURE, VOID, MaskEvidence, class_ids
-from unet_trainer.data.mask_question import ask_for_classes, describe_misfit
-from unet_trainer.data.mask_reading import ChosenClasses, choose_classes
+from unet_trainer.data.mask_reading import ChosenClasses, ask_for_classes, choose_classes, describe_misfit
 from unet_trainer.data.near_duplicates import Series, build_views, find_near_duplicates, find_series
 from unet_trainer.data.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.data.pairs import FoundPairs, Pair, Problem, Question, describe_problems

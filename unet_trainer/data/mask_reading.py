@@ -1,24 +1,26 @@
-"""Decides what the values of the masks mean, and how many classes there are, where the config does not: by a class
-file, ids from 0 to n, two values or two clusters of greys, a palette, few exact colours, in this order. Everything else
-is the question of mask_question."""
+"""What the values of the masks mean where mask_values is open: five rules are asked in order, and the first answer is
+taken. A class file names the values. Ids run from 0 or 1 to n, unless they look like those of objects, or the last one
+like void. Two values, or greys around two, are background and foreground. Indices of a palette are classes, whatever
+their numbers. So are a few exact colours. Where no rule answers, the user is asked which reading it is.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config, implied_num_classes
 from unet_trainer.data.class_files import is_background, is_void
-from unet_trainer.data.mask_evidence import MAX_LISTED, VOID, MaskEvidence
+from unet_trainer.data.mask_evidence import EDGE_WIDTH, MAX_LISTED, VOID, MaskEvidence
+from unet_trainer.data.pairs import Choice, Question
 from unet_trainer.images import mask_decoding as masks
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.mask_decoding import COLOUR, MaskCoding, given_coding
-from unet_trainer.images.mask_shapes import EDGE_WIDTH
+from unet_trainer.images.mask_decoding import COLOUR, MaskCoding, show_value
 
 MAX_CLASSES = 254  # ids 254 and 255 have a meaning of their own
-MIN_TOLERANCE, MAX_TOLERANCE = 8, 127  # JPEG changes values by more than the first
-MAX_NAMED_VOID = 0.5  # share of pixels of a class named void; with more it may be the background
-BLACK, WHITE = 0x000000, 0xFFFFFF  # in a palette
-AND_VOID = "; 255 beside them is taken as void"
+MIN_TOLERANCE = 8  # JPEG changes values by more
+BLACK, WHITE = 0, 255  # in a palette
+MAX_CHOICES, NUM_ROWS = 3, 12
 
 
 @dataclass(frozen=True)
@@ -33,180 +35,242 @@ class ChosenClasses:
 
 def choose_classes(config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
     """The classes, if there is only one way to read the masks, else None. Raises DataError for wrong settings."""
-    number = implied_num_classes(config) if config.num_classes == "auto" else config.num_classes
-    keys = [key for key in ("class_names", "class_weights") if isinstance(getattr(config, key), tuple)]
-    reason = f"by {[*keys, 'mask_values'][0]}" if number is not None else ""
-    if config.mask_values != "auto":
-        assert number is not None
-        coding = given_coding(config.mask_values, config.ignore_value)
-        is_open = config.mask_tolerance == "auto"
-        chosen = ChosenClasses(_with_jpeg_tolerance(coding, evidence) if is_open else coding, number, reason)
+    asked = implied_num_classes(config) if config.num_classes == "auto" else config.num_classes
+    if config.mask_values == "auto":
+        num_ids = None if asked is None else max(2, asked)
+        codings = (rule(asked, evidence) for rule in RULES if len(evidence.seen) >= 2)
+        coding = next((each for each in codings if each is not None and num_ids in (None, each.num_ids)), None)
     else:
-        readings = (rule(number, evidence) for rule in RULES if len(evidence.seen) >= 2)
-        reading = next((each for each in readings if each is not None), None)
-        if reading is None:
-            return None
-        names = None if config.class_names else reading.class_names
-        chosen = replace(reading, num_classes_reason=reason or reading.num_classes_reason, class_names=names)
-    coding = replace(chosen.coding, ignores_unknown=config.unknown_values == "ignore")
-    if config.mask_tolerance != "auto":
-        coding = replace(coding, tolerance=config.mask_tolerance)
-    if coding.values is not None and coding.tolerance > (most := masks.largest_tolerance(coding.known_values)):
+        coding = masks.given_coding(config.mask_values)
+    if coding is None:
+        return None
+    reason = coding.reason + ("; 255 beside them is taken as void" if coding.ignored == evidence.void != () else "")
+    ignored = (*sorted(evidence.ignored), *coding.ignored)
+    coding = replace(coding, ignore_value=ignored[0] if len(ignored) == 1 else ignored or None)
+    tolerance = _jpeg_tolerance(coding, evidence) if config.mask_tolerance == "auto" else config.mask_tolerance
+    if tolerance and config.mask_tolerance == "auto":
+        how = f"the nearest value, if it is within {tolerance}; pixels between two are ignored"
+        reason += f"; masks saved as JPEG: {how}"
+    if coding.values is not None and tolerance > (most := masks.largest_tolerance(coding.known_values)):
         need = f"need at most {most}: with more, a value is close to two classes"
-        raise DataError(f"mask_tolerance: got {coding.tolerance}; {need}")
-    return replace(chosen, coding=coding)
+        raise DataError(f"mask_tolerance: got {tolerance}; {need}")
+    coding = replace(coding, tolerance=tolerance, ignores_unknown=config.unknown_values == "ignore", reason=reason)
+    number = asked or (1 if coding.num_ids == 2 else coding.num_ids)
+    keys = [key for key in ("class_names", "class_weights") if isinstance(getattr(config, key), tuple)]
+    reason = f"the masks hold {reason}" if asked is None else f"by {[*keys, 'mask_values'][0]}"
+    names = None if config.class_names else _class_names(coding, evidence, number)
+    return ChosenClasses(coding, number, reason, names)
 
 
-def of_each(
-    evidence: MaskEvidence, values: Sequence[int] | None, reason: str, number: int | None = None, **others: Any
-) -> ChosenClasses:
-    """A class for each value, in this order; two are background and foreground. `others`: of the coding, with `void`
-    for what is ignored besides ignore_value."""
-    ignored = (*sorted(evidence.ignored), *others.pop("void", ()))
-    coding = MaskCoding(
-        None if values is None else tuple(values),
-        ignore_value=ignored[0] if len(ignored) == 1 else ignored or None,
-        reason=reason,
-        **others,
-    )
-    number = number or (1 if coding.num_ids == 2 else coding.num_ids)
-    return ChosenClasses(coding, number, f"the masks hold {reason}")
+def _class_names(coding: MaskCoding, evidence: MaskEvidence, number: int) -> tuple[str, ...] | None:
+    """Those of a class file, if it names every class; that of one class is the foreground's."""
+    named = _names_by_value(evidence)
+    names = tuple(named.get(value, "void") for value in coding.values or ())
+    return None if not names or any(map(is_void, names)) else names[-number:]
 
 
-def jpeg_tolerance(values: Sequence[int]) -> int:
+def _jpeg_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> int:
+    """What masks need that were saved as JPEG; 0 if they do not, or if values are too close to each other for it."""
+    is_exact = coding.values is None or not evidence.is_lossy or set(evidence.seen) <= set(coding.known_values)
+    return 0 if is_exact else _tolerance(coding.known_values)
+
+
+def _tolerance(values: Sequence[int]) -> int:
     """Pixels between two classes may look like a third one; where there is none, each goes to the nearest."""
-    return min(MAX_TOLERANCE if len(values) == 2 else EDGE_WIDTH, masks.largest_tolerance(values))
-
-
-def _with_jpeg_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> MaskCoding:
-    """With a tolerance if the masks need one and the values are far enough from each other for it."""
-    if coding.values is None or not evidence.is_lossy or set(evidence.seen) <= set(coding.known_values):
-        return coding
-    tolerance = jpeg_tolerance(coding.known_values)
-    how = f"masks saved as JPEG: the nearest value, if it is within {tolerance}; pixels between two are ignored"
-    reason = how if coding.reason == "mask_values" else f"{coding.reason}; {how}"
-    return replace(coding, tolerance=tolerance, reason=reason) if tolerance >= MIN_TOLERANCE else coding
+    tolerance = min(127 if len(values) == 2 else EDGE_WIDTH, masks.largest_tolerance(values))
+    return tolerance if tolerance >= MIN_TOLERANCE else 0
 
 
 # The rules. `asked`: num_classes, None if it is open
 
 
-def _by_class_file(asked: int | None, evidence: MaskEvidence) -> ChosenClasses | None:
-    """The classes that a file names, if all values that occur are among them."""
-    file, named = evidence.class_file, names_by_value(evidence)
-    void = [value for value, name in named.items() if is_void(name) and value in evidence.counts]
-    classes = {value: name for value, name in named.items() if not is_void(name)}
-    num_named = len(classes)
-    if file is not None and file.has_colours and evidence.has_colours:  # what no mask has would be learnt from nothing
-        near = MIN_TOLERANCE if evidence.is_lossy else 0
-        seen = {value for value in classes if any(masks.distance(value, each) <= near for each in evidence.seen)}
-        classes = {value: name for value, name in classes.items() if value in seen}
-    number = 1 if len(classes) == 2 and asked in (None, 1) else len(classes)
-    if file is None or evidence.share(*void) > MAX_NAMED_VOID or len(classes) < 2 or asked not in (None, number):
+def _by_class_file(asked: int | None, evidence: MaskEvidence) -> MaskCoding | None:
+    """The classes that a file names, if it names all values that occur. One named void is ignored; where it is most of
+    the pixels, it may be the background. Colours that no mask has would be learnt from nothing."""
+    named, near = _names_by_value(evidence), MIN_TOLERANCE if evidence.is_lossy else 0
+    if VOID in evidence.counts and not evidence.has_colours:
+        named.setdefault(VOID, "void")
+    void = tuple(value for value, name in named.items() if is_void(name) and value in evidence.counts)
+    classes = [value for value, name in named.items() if not is_void(name)]
+    if evidence.has_colours:
+        classes = [value for value in classes if any(masks.distance(value, each) <= near for each in evidence.seen)]
+    if len(classes) == 2 and asked != 2:
+        classes.sort(key=lambda value: (not is_background(named[value]), value != 0))
+    if evidence.class_file is None or evidence.share(*void) > 0.5 or len(classes) < 2:
         return None
-    beyond = set(evidence.seen) - set(named)
-    void += [VOID] if beyond == {VOID} and not evidence.has_colours else []
-    order = list(classes)
-    if number == 1:
-        order.sort(key=lambda value: (not is_background(classes[value]), value != 0))
-    coding = of_each(evidence, order, f"by {file.path.name}", number, void=void).coding
-    coding = _with_jpeg_tolerance(coding, evidence)
-    if beyond - set(void) and not coding.tolerance:
-        return None
-    absent = f", {num_named - len(classes)} more occur in no mask" if num_named > len(classes) else ""
-    names = tuple(classes[value] for value in order[number == 1 :])
-    return ChosenClasses(coding, number, f"{len(classes)} classes in {file.path.name}{absent}", names)
+    reason = f"{len(classes)} classes in {evidence.class_file.path.name}"
+    coding = MaskCoding(tuple(classes), ignore_value=void, reason=reason)
+    return coding if set(evidence.seen) <= named.keys() or _jpeg_tolerance(coding, evidence) else None
 
 
-def names_by_value(evidence: MaskEvidence) -> dict[int, str]:
+def _names_by_value(evidence: MaskEvidence) -> dict[int, str]:
     """The names of the class file by the value that they have in the masks, in its order; empty if it does not fit."""
     if (file := evidence.class_file) is None:
         return {}
-    names, seen, by_value = file.names, evidence.seen, dict(zip(file.values, file.names, strict=False))
-    if file.has_colours and evidence.shown:  # the masks hold indices, and their palette the colours
-        in_palette = sorted(evidence.shown.items(), reverse=True)
-        indices = {masks.as_number(masks.channels_of(COLOUR + colour)): index for index, colour in in_palette}
-        by_index = {indices[value]: name for value, name in by_value.items() if value in indices}
-        if set(seen) <= {*by_index, VOID}:
+    names, seen, by_value = file.names, set(evidence.seen), dict(zip(file.values, file.names, strict=False))
+    if file.has_colours and evidence.palette:  # the masks hold indices, and their palette the colours
+        indices = {colour: index for index, colour in evidence.palette.items()}
+        by_index = {indices[colour]: name for colour, name in by_value.items() if colour in indices}
+        if seen <= {*by_index, VOID}:
             return by_index
-    if by_value and (evidence.has_colours or not file.has_colours or set(seen) <= set(by_value)):
+    if by_value and (evidence.has_colours or not file.has_colours or seen <= by_value.keys()):
         return by_value
     # Names alone, in the order of the ids: with the background first, some of the last may occur in no mask.
-    ids, has_background = [value for value in seen if value != VOID], is_background(names[0])
+    ids, has_background = sorted(seen - {VOID}), is_background(names[0])
     if has_background and len(names) == len(seen) == 2:
-        return dict(zip(seen, names, strict=True))
-    is_whole = bool(ids) and ids[-1] == len(names) - 1
-    if evidence.has_colours or not (is_whole or (has_background and ids and ids[-1] < len(names))):
+        return dict(zip(evidence.seen, names, strict=True))
+    if ids[-1] >= len(names) or (ids[-1] < len(names) - 1 and not has_background):
         return {}
     return {value: names[value] for value in ids} if len(ids) == 2 else dict(enumerate(names))
 
 
-def _by_ids(asked: int | None, evidence: MaskEvidence) -> ChosenClasses | None:
+def _by_ids(asked: int | None, evidence: MaskEvidence) -> MaskCoding | None:
     """Ids of classes from 0 (or 1) to n, with or without 255 as void; ids beyond 255 are those of objects."""
     seen, high = evidence.seen, evidence.seen[-1]
-    are_objects = evidence.are_objects or len(seen) > MAX_LISTED
-    if asked in (None, 1) and seen[0] == 0 and 255 < high < COLOUR and are_objects:
-        return of_each(evidence, None, f"object ids up to {high}: any value but 0 is foreground")
-    ids, void = _without_void(evidence)
+    ids = [value for value in seen if value not in evidence.void]
+    if seen[0] == 0 and 255 < high < COLOUR and (evidence.are_objects or len(seen) > MAX_LISTED):
+        return MaskCoding(None, reason=f"object ids up to {high}: any value but 0 is foreground")
     first = min(1, ids[0]) if asked is None and len(ids) > 2 else 0
-    all_ids = range(first, first + (len(ids) if asked is None else max(2, asked)))
-    is_clear = asked is not None or (len(ids) == 2 and void) or _are_classes(evidence, ids)
-    has_two_values = len(seen) == len(all_ids) == 2
-    if len(ids) < 2 or has_two_values or not set(ids) <= set(all_ids) or not is_clear:
+    all_ids = tuple(range(first, first + (len(ids) if asked is None else max(2, asked))))
+    is_clear = asked is not None or len(ids) == 2 or _are_classes(evidence, ids)
+    if len(ids) < 2 or len(seen) == len(all_ids) == 2 or not set(ids) <= set(all_ids) or not is_clear:
         return None
-    return of_each(evidence, all_ids, f"ids {first} to {all_ids[-1]}{AND_VOID if void else ''}", asked, void=void)
+    return MaskCoding(all_ids, ignore_value=evidence.void, reason=f"ids {first} to {all_ids[-1]}")
 
 
-def _without_void(evidence: MaskEvidence) -> tuple[list[int], tuple[int, ...]]:
-    """The values, and 255 as void if it is in masks of others and nothing is ignored yet."""
-    has_void = evidence.seen[-1] == VOID and not evidence.ignored and evidence.is_beside_classes(VOID)
-    return (evidence.seen[:-1], (VOID,)) if has_void else (evidence.seen, ())
+def _by_two_values(_: int | None, evidence: MaskEvidence) -> MaskCoding | None:
+    """0 and any other value or colour, or black and white in a palette; or greys that soft edges or JPEG make of two
+    values. Of two others, either may be the background."""
+    low, high = evidence.seen[0], evidence.seen[-1]
+    if len(evidence.seen) > 2:
+        halves = MaskCoding(None, (low + high) // 2, reason=f"greys around {low} and {high}")
+        return halves if evidence.has_two_clusters() else None
+    shown = [evidence.palette.get(value) for value in evidence.seen]
+    if shown == [WHITE, BLACK]:
+        return MaskCoding((high, low), reason=f"two values, of which {high} is black")
+    return MaskCoding((low, high), reason="two values") if low == 0 or shown == [BLACK, WHITE] else None
+
+
+def _by_palette(_: int | None, evidence: MaskEvidence) -> MaskCoding | None:
+    """Indices with gaps, as VOC's: whoever gave them colours meant classes."""
+    ids = [value for value in evidence.seen if value not in evidence.void]
+    if len(ids) < 3 or not evidence.palette.keys() >= set(evidence.seen) or not _are_classes(evidence, ids):
+        return None
+    return MaskCoding(tuple(ids), ignore_value=evidence.void, reason=f"{len(ids)} indices of a palette")
+
+
+def _by_colours(asked: int | None, evidence: MaskEvidence) -> MaskCoding | None:
+    """Few exact colours, a class for each: all fill areas, in several masks, and none is close to another. Greys, if
+    there are as many as num_classes. Colours that a class file names otherwise are asked about."""
+    seen = tuple(evidence.seen)
+    if asked == len(seen) and not evidence.has_colours:
+        return MaskCoding(seen, reason=f"{asked} values, in their order")
+    are_few = evidence.class_file is None and 2 < len(seen) <= MAX_LISTED and len(evidence.distinct) == len(seen)
+    are_areas = all(evidence.solid[value] for value in seen) and not evidence.in_one_mask
+    are_colours = evidence.has_colours and are_few and are_areas and _are_classes(evidence, seen)
+    return MaskCoding(seen, reason=f"{len(seen)} colours") if are_colours else None
+
+
+RULES = (_by_class_file, _by_ids, _by_two_values, _by_palette, _by_colours)
 
 
 def _are_classes(evidence: MaskEvidence, values: Sequence[int]) -> bool:
     """Whether values are those of classes, and the last one is a class too: none numbers objects or is void."""
-    are_objects = evidence.are_objects or 2 * len(evidence.in_one_mask) >= len(values) - (0 in values)
-    is_void_known = evidence.ignored or evidence.seen[-1] != values[-1]
-    if are_objects or evidence.is_lossy or not evidence.has_regions or len(values) > MAX_CLASSES:
-        return False
-    return bool(is_void_known) or not evidence.last_may_be_void
+    are_rare = 2 * len(evidence.in_one_mask) >= len(values) - (0 in values)
+    is_void = not evidence.ignored and evidence.seen[-1] == values[-1] and evidence.last_may_be_void
+    is_other = is_void or are_rare or evidence.are_objects or evidence.is_lossy or evidence.look_like_photographs
+    return not is_other and len(values) <= MAX_CLASSES
 
 
-def _by_two_values(asked: int | None, evidence: MaskEvidence) -> ChosenClasses | None:
-    """0 and any other value or colour, or black and white in a palette; or greys that soft edges or JPEG make of two
-    values. Of two others, either may be the background."""
-    seen, low, high = evidence.seen, evidence.seen[0], evidence.seen[-1]
-    if len(seen) == 2 and asked in (None, 1, 2):
-        shown = {evidence.shown.get(value): value for value in seen}
-        if shown.keys() == {BLACK, WHITE} and shown[BLACK] == high:
-            return of_each(evidence, [high, low], f"two values, of which {high} is black", asked)
-        is_clear = low == 0 or shown.keys() == {BLACK, WHITE}
-        return of_each(evidence, seen, "two values", asked) if is_clear else None
-    if asked not in (None, 1) or not evidence.has_two_clusters():
-        return None
-    return of_each(evidence, None, f"greys around {low} and {high}", threshold=(low + high) // 2)
+# The question
 
 
-def _by_palette(asked: int | None, evidence: MaskEvidence) -> ChosenClasses | None:
-    """Indices with gaps, as VOC's: whoever gave them colours meant classes."""
-    ids, void = _without_void(evidence)
-    have_colours = len(ids) > 2 and evidence.shown.keys() >= set(evidence.seen)
-    if not have_colours or asked not in (None, len(ids)) or not _are_classes(evidence, ids):
-        return None
-    return of_each(evidence, ids, f"{len(ids)} indices of a palette{AND_VOID if void else ''}", asked, void=void)
+def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]) -> Question:
+    """The question where choose_classes has no answer. `names` are what messages call the masks."""
+    hint = describe_misfit(evidence) or _describe_values(evidence)
+    text = "mask_values: auto cannot tell what the values in the masks mean" + (f"\n  {hint}" if hint else "")
+    if evidence.look_like_photographs:
+        return Question(text)
+    choices = [*{str(choice.settings): choice for choice in _possible_readings(evidence)}.values()]
+    choices = [choice for choice in choices if not any(class_contradictions(replace(config, **choice.settings)))]
+    if not evidence.are_objects:
+        choices.sort(key=lambda choice: config.num_classes not in ("auto", choice.settings["num_classes"]))
+    return Question(text, *choices[:MAX_CHOICES], table=_table(evidence, names))
 
 
-def _by_colours(asked: int | None, evidence: MaskEvidence) -> ChosenClasses | None:
-    """Few exact colours, a class for each: all fill areas, in several masks, and none is close to another. Greys, if
-    there are as many as num_classes. Colours that a class file names otherwise are asked about."""
-    seen = evidence.seen
-    if asked is not None and asked > 1 and len(seen) == asked and seen[-1] < COLOUR:
-        return of_each(evidence, seen, f"{asked} values, in their order", asked)
-    if evidence.class_file is not None or asked not in (None, len(seen)) or not 2 < len(seen) <= MAX_LISTED:
-        return None
-    are_exact = not evidence.only_in_edges and not evidence.in_one_mask and len(evidence.groups) == len(seen)
-    are_colours = evidence.has_colours and are_exact and _are_classes(evidence, seen)
-    return of_each(evidence, seen, f"{len(seen)} colours") if are_colours else None
+def describe_misfit(evidence: MaskEvidence) -> str:
+    """Why the classes of the class file are not used, and what to do; empty if there is none."""
+    if (file := evidence.class_file) is None:
+        return ""
+    what = f"it names {len(file.names)} classes, and the masks hold {len(evidence.seen)} values that do not fit them"
+    return f"{file.path.name} is not used: {what}, or its void is most of the pixels; correct it, or set class_names"
 
 
-RULES = (_by_class_file, _by_ids, _by_two_values, _by_palette, _by_colours)
+def _describe_values(evidence: MaskEvidence) -> str:
+    """What they look like, and what to ask then."""
+    photo = "They look like those of photographs; is mask_dir the folder of the masks?"
+    objects = "They look like ids of objects: each is one piece, or masks with more of them hold those of the others"
+    last = show_value(evidence.seen[-1])
+    hints = {
+        f"{photo} Of cut-outs, save the alpha channel as the mask": evidence.look_like_photographs,
+        objects: evidence.are_objects,
+        "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG": evidence.is_lossy,
+        "Which of the two is the background?": len(evidence.seen) == 2,
+        f"{last} may be void (pixels to ignore), or a class: which is it?": evidence.last_may_be_void or last == "255",
+    }
+    return next((hint for hint, holds in hints.items() if holds), "")
+
+
+def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
+    """The values that are in one mask only, with its name, then the most frequent ones."""
+    first, rows = evidence.in_one_mask[: NUM_ROWS // 2], [("value", "share of pixels", "in masks")]
+    for value in sorted(evidence.distinct, key=lambda value: (value not in first, -evidence.counts[value]))[:NUM_ROWS]:
+        holders = [name for name, mask in zip(names, evidence.masks, strict=True) if value in mask.counts]
+        in_masks = holders[0] if value in evidence.in_one_mask else f"{len(holders)} of {len(names)}"
+        rows.append((show_value(value), f"{evidence.share(value):.2%}", in_masks))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    more = [f"… {len(evidence.seen)} values in all (check --json FILE lists them)"]
+    return [" | ".join(map(str.rjust, row, widths)) for row in rows] + more * (len(rows) <= len(evidence.seen))
+
+
+def _possible_readings(evidence: MaskEvidence) -> list[Choice]:
+    """Every reading that a person may mean, the most likely first."""
+    seen, high = evidence.seen, evidence.seen[-1]
+    are_ids, are_objects = seen == list(range(len(seen))), evidence.are_objects
+    has_two_codings = len(seen) == 3 and high == VOID and all(len(mask.counts) < 3 for mask in evidence.masks)
+    areas = set(evidence.solid) - set(evidence.in_one_mask)
+    main = sorted(value for value in evidence.distinct if value in areas or evidence.share(value) > 0.05)
+    tolerance = 0 if set(seen) <= {*main, *evidence.in_one_mask} else _tolerance(main)  # others are edges
+    of_others = {"mask_tolerance": tolerance} if tolerance else {"unknown_values": "ignore"}
+    has_void = len(seen) > 2 and (evidence.last_may_be_void or (high == VOID and seen[-2] < VOID // 2))
+    void, classes = ([high], seen[:-1]) if has_void else ([], seen)
+    has_two_orders = len(classes) == 2 and (classes[0] != 0 or not has_void)
+    by_share = sorted(classes, key=lambda value: -evidence.counts[value])
+    meaning = f"{'every object' if are_objects else 'any value but 0'} is foreground"
+    nonzero = Choice(meaning, {"num_classes": 1, "mask_values": "nonzero"})
+    readings = [
+        (seen[0] == 0 and (are_objects or has_two_codings), nonzero),
+        (2 <= len(main) < min(len(seen), MAX_LISTED) and not are_ids and not are_objects, _choice(main, **of_others)),
+        (has_two_orders, _choice(by_share, void)),
+        (has_two_orders, _choice(by_share[::-1], void)),
+        (has_void and len(seen) <= MAX_CLASSES, _choice(classes, void)),
+        (len(seen) <= (MAX_CLASSES if are_ids else MAX_LISTED), _choice(seen)),
+        (seen[0] == 0 and not evidence.is_lossy, nonzero),  # JPEG makes values next to 0 of it
+    ]
+    return [choice for is_possible, choice in readings if is_possible]
+
+
+def _choice(values: Sequence[int], void: Sequence[int] = (), **others: Any) -> Choice:
+    """A class for each value, as settings. Ids from 0 need no mask_values."""
+    settings: dict[str, Any] = {"num_classes": 1 if len(values) == 2 else len(values)}
+    are_ids = list(values) == list(range(len(values)))
+    if not are_ids or others:
+        settings["mask_values"] = tuple(masks.as_written([value]) for value in values)
+    settings |= {"ignore_value": masks.as_written(void)} if void else {}
+    meaning = f"ids of {len(values)} classes" if are_ids else "a class for each, in an order that you may change"
+    if len(values) == 2:
+        meaning = f"{show_value(values[0])} is background, {show_value(values[1])} is foreground"
+    elif void:
+        meaning = f"{masks.show_values(void)} is ignored"
+    rest = {"mask_tolerance": "; others go to the nearest", "unknown_values": "; others are ignored"}
+    return Choice(meaning + "".join(rest[key] for key in others), settings | others)

@@ -8,15 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unet_trainer.images.image_decoding import Pixels
-from unet_trainer.images.mask_decoding import COLOUR
 
 Ring = NDArray[np.int64]  # n,2: column and row of each corner, the first not repeated at the end
 # Neighbours of a pixel as the bits of a number, anticlockwise from the right, which is 1.
 NEIGHBOURS = np.array([[8, 4, 2], [16, 0, 1], [32, 64, 128]], np.float32)
-EDGE_WIDTH = 48  # greys within this distance of the darkest or the brightest value belong to it
-MIN_EDGE = 4 * EDGE_WIDTH  # between the darkest and the brightest value of masks with soft edges
-EDGE_SIDE = 7  # pixels: in a square of this side around a pixel of a soft edge lie both ends
-PIECES_SIDE = 256  # pieces are counted in a smaller mask
 
 # Outlines. Unlike OpenCV's contours, which run through the centres of pixels, a polygon covers exactly the pixels of
 # its object. Pixels that touch at a corner only belong to different objects, and no ring touches itself: the polygons
@@ -98,58 +93,34 @@ def _removable_pixels() -> tuple[Pixels, Pixels]:
 REMOVABLE = _removable_pixels()
 
 
+# How the values of a mask lie: classes fill areas, void and soft edges are thin, objects are pieces.
+
+
 @dataclass(frozen=True)
 class MaskStructure:
-    """Of a mask of three values or more."""
+    """Of a mask of three values or more. A pixel is solid where its four neighbours have its value."""
 
-    num_values: int  # values but 0, in a smaller mask
-    num_pieces: int  # connected pieces of one of these values
-    stray: int  # pixels of greys far from both the darkest and the brightest one, and not between the two
-    solid: dict[int, int]  # value → its pixels whose neighbours all have the same value
+    solid: dict[int, int]  # value → number of its solid pixels
+    num_pieces: int  # connected pieces of solid pixels, each of a single value but 0
+    void_is_apart: bool  # 255 touches nothing but 0, and no border, as an object may
 
 
 def measure_structure(mask: Pixels) -> MaskStructure:
     """H,W as decode_mask gives it."""
-    num_values, num_pieces = _count_pieces(mask)
-    pixels = mask
-    if mask.dtype == np.int32:  # colours. OpenCV has no morphology for int32, and float32 is exact up to 2**24
-        pixels = np.where(mask >= COLOUR, mask - COLOUR, -1 - mask).astype(np.float32)
-    square = np.ones((3, 3), np.uint8)
-    is_solid = cv2.compare(cv2.dilate(pixels, square), cv2.erode(pixels, square), cv2.CMP_EQ)
-    if mask.dtype == np.int32:
-        values, counts = np.unique(mask[is_solid > 0], return_counts=True)
-    else:  # ten times faster
-        size = int(np.iinfo(mask.dtype).max) + 1
-        counts = cv2.calcHist([mask], [0], is_solid, [size], [0, size]).ravel().astype(np.int64)
+    is_solid = np.ones(mask.shape, np.bool_)
+    for one, other in ((np.s_[1:], np.s_[:-1]), (np.s_[:, 1:], np.s_[:, :-1])):
+        is_same = mask[one] == mask[other]
+        is_solid[one] &= is_same
+        is_solid[other] &= is_same
+    if mask.dtype == np.int32:  # colours
+        values, counts = np.unique(mask[is_solid], return_counts=True)
+    else:  # several times faster
+        counts = np.bincount(mask[is_solid])
         values = np.flatnonzero(counts)
         counts = counts[values]
-    solid = dict(zip(values.tolist(), counts.tolist(), strict=True))
-    return MaskStructure(num_values, num_pieces, _stray_greys(mask), solid)
-
-
-def _stray_greys(mask: Pixels) -> int:
-    """Soft edges have both ends nearby: in a square of EDGE_SIDE pixels. None if the ends are close to each other."""
-    low, high = int(mask.min()), int(mask.max())
-    if mask.dtype != np.uint8 or high - low < MIN_EDGE:
-        return 0
-    is_low, is_high = mask <= low + EDGE_WIDTH, mask >= high - EDGE_WIDTH
-    square = np.ones((EDGE_SIDE, EDGE_SIDE), np.uint8)
-    near_low, near_high = (cv2.dilate(end.astype(np.uint8), square) > 0 for end in (is_low, is_high))
-    return int(np.count_nonzero(~(is_low | is_high | (near_low & near_high))))
-
-
-def piece_stride(size: tuple[int, ...]) -> int:
-    """Every so many rows and columns of a mask of this height and width are taken to count its pieces."""
-    return -(-max(size) // PIECES_SIDE)
-
-
-def _count_pieces(mask: Pixels) -> tuple[int, int]:
-    """Values but 0, and pieces of a single one of them, touching along an edge."""
-    stride = piece_stride(mask.shape)
-    small = mask[::stride, ::stride]
-    # A grid of pixels and of the links between them: a link is there where both pixels have the same value.
-    grid = np.zeros((2 * small.shape[0] - 1, 2 * small.shape[1] - 1), np.uint8)
-    grid[::2, ::2] = small != 0
-    grid[1::2, ::2] = (small[1:] == small[:-1]) & (small[1:] != 0)
-    grid[::2, 1::2] = (small[:, 1:] == small[:, :-1]) & (small[:, 1:] != 0)
-    return int(np.count_nonzero(np.unique(small))), cv2.connectedComponents(grid, connectivity=4)[0] - 1
+    num_labels, _ = cv2.connectedComponents((is_solid & (mask != 0)).astype(np.uint8), connectivity=4)
+    padded = np.pad(mask, 1, constant_values=1)  # beyond the border is no background
+    is_void = (padded == 255).astype(np.uint8)
+    beside_void = padded[cv2.dilate(is_void, np.ones((3, 3), np.uint8)) > is_void]
+    is_apart = len(beside_void) > 0 and not beside_void.any()
+    return MaskStructure(dict(zip(values.tolist(), counts.tolist(), strict=True)), num_labels - 1, bool(is_apart))

@@ -11,7 +11,7 @@ from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings, resolve
 from unet_trainer.config.schema import Config, id_names
 from unet_trainer.data.dataset_report import CheckedDataset, describe_sizes
-from unet_trainer.data.mask_evidence import absent_classes, class_shares, describe_classes
+from unet_trainer.data.mask_evidence import class_shares, class_table, describe_classes
 from unet_trainer.data.measurements import measure_dataset
 from unet_trainer.data.scan import IMAGENET_REASON
 from unet_trainer.data.splits import describe_split
@@ -128,5 +128,6 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_rea
     console.fact("Masks", describe_classes(dataset.masks, dataset.coding, id_names(config)))
     for notice in dataset.notices:
         console.note(notice)
-    if absent := absent_classes(dataset.masks, dataset.coding, id_names(config)):
+    table = class_table(dataset.masks, dataset.coding, id_names(config))
+    if absent := [row.name for row in table if row.share == 0]:
         console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
