@@ -22,9 +22,9 @@ from unet_trainer.data.name_matching import READERS, File, best_match, classes_b
 from unet_trainer.data.pairs import Box, Pair, Part
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import MAX_BYTES, DataError, ReadError, file_stamp, naming, read_bytes
-from unet_trainer.images.image_decoding import COLOUR_CHANNELS, VOLUME_EXTENSIONS, Pixels
+from unet_trainer.images.image_decoding import VOLUME_EXTENSIONS, Pixels
 from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
-from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages, read_errors
+from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, COLOUR_CHANNELS, NODATA, open_pages, read_errors
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system import input_files
 from unet_trainer.system.atomic_files import write_bytes_atomically

@@ -3,55 +3,58 @@
 Values keep their depth. OpenCV decodes PNG, JPEG, WebP and BMP, tifffile TIFF. Where OpenCV would damage data (palettes
 turned into colours, cut-off files accepted), PIL decodes instead, or the file is refused."""
 
+import contextlib
 import io
 import logging
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, TypeVar
 
 import cv2
 import numpy as np
 from PIL import Image
 
-from unet_trainer.images import tiff_files
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
-from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, ORIENTATION, TIFF_STARTS, TURNS, Pixels, TiffImage
+from unet_trainer.images.tiff_files import (
+    ORIENTATION,
+    TIFF_STARTS,
+    TURNS,
+    Pixels,
+    TiffImage,
+    read_errors,
+    refuse_bomb,
+    upright,
+    with_channels_last,
+)
 
 VOLUME_EXTENSIONS = (".nii", ".nii.gz")  # that training reads slice by slice
 IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy"])
 AS_STORED = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
-COLOUR_CHANNELS = 3  # so many values count as one pixel
+PNG_START, JPEG_START, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"
+GIF_START, NPY_START, BMP_START, WEBP_START = b"GIF8", b"\x93NUMPY", b"BM", b"RIFF"
+PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
+JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
+JPEG_SCAN, JPEG_FILL = 0xDA, 0xFF  # the marker before the pixel data; a byte that may precede a marker
+# What PIL raises for a broken header.
+PIL_ERRORS = (OSError, SyntaxError, ValueError, TypeError, struct.error, OverflowError)
 
 # The decoders' own messages name no file; the errors raised here are shown with the file's name.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 for decoder in ("tifffile", "PIL"):
     logging.getLogger(decoder).setLevel(logging.CRITICAL)
-
-PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
-JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
-GIF_START, NPY_START, BMP_START, WEBP_START = b"GIF8", b"\x93NUMPY", b"BM", b"RIFF"
-
-PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
-JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
-JPEG_SCAN, JPEG_FILL = 0xDA, 0xFF  # the marker before the pixel data; a byte that may precede a marker
-
 Image.MAX_IMAGE_PIXELS = None  # PIL would warn about any large image; refuse_bomb replaces that check
-# What PIL raises for a broken header.
-PIL_ERRORS = (OSError, SyntaxError, ValueError, TypeError, struct.error, OverflowError)
-Found = TypeVar("Found")
 
 
 def read_image(path: Path, min_side: int | None = None) -> Pixels:
-    """H,W,C in the file's own depth. A JPEG may be decoded at 1/2 to 1/8 while both sides stay at least `min_side`."""
+    """See EncodedImage.decode."""
     return decode_image(read_bytes(path), min_side)
 
 
-def decode_image(data: bytes, min_side: int | None = None, channels: int | None = None) -> Pixels:
+def decode_image(data: bytes, min_side: int | None = None) -> Pixels:
     """See EncodedImage.decode."""
-    return EncodedImage(data).decode(min_side, channels)
+    return EncodedImage(data).decode(min_side)
 
 
 class EncodedImage:
@@ -60,15 +63,18 @@ class EncodedImage:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
+        self.is_tiff = data.startswith(TIFF_STARTS)
+        is_png = data.startswith(PNG_START) and len(data) > 25
+        self.png_kind = (data[24], data[25]) if is_png else (0, 0)  # bits per value, colour type
 
     def decode(self, min_side: int | None = None, channels: int | None = None) -> Pixels:
         """H,W,C in the file's own depth: RGB, grey or as many channels as there are. EXIF rotation is applied; alpha is
-        dropped, unless it is one of the `channels` that are wanted; `min_side` as in read_image. Raises ReadError, of a
-        decompression bomb before it is decoded."""
+        dropped, unless it is one of the `channels` that are wanted. A JPEG may be decoded at 1/2 to 1/8 while both
+        sides stay at least `min_side`. Raises ReadError, of a decompression bomb before it is decoded."""
         self.refuse_bomb()
-        with tiff_files.read_errors():
+        with read_errors():
             if self.data.startswith(NPY_START):
-                return np.ascontiguousarray(tiff_files.with_channels_last(decode_array(self.data)))
+                return np.ascontiguousarray(with_channels_last(decode_array(self.data)))
             if self.is_tiff:
                 return self.open_tiff().read_all(channels)
             if self.data.startswith(GIF_START):
@@ -78,15 +84,14 @@ class EncodedImage:
             # which OpenCV does not turn
             if keeps_alpha and (image := self.with_opencv(cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):
                 wanted = [0, 3] if is_grey_alpha else [2, 1, 0, 3]
-                return np.ascontiguousarray(tiff_files.upright(image[:, :, wanted], self.orientation))
+                return np.ascontiguousarray(upright(image[:, :, wanted], self.orientation))
             image = self.with_opencv(self.reduction(min_side)[1])
             if image.ndim == 2:
                 return image[:, :, None]
             return image[:, :, :1] if is_grey_alpha else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
     def with_opencv(self, flags: int) -> Pixels:
-        if self.is_cut_off:
-            raise ReadError("the file is cut off")
+        self.refuse_cut_off()
         image = cv2.imdecode(np.frombuffer(self.data, np.uint8), flags)
         if image is None:
             raise ReadError(describe_content(self.data) or "not an image that can be decoded")
@@ -94,10 +99,9 @@ class EncodedImage:
 
     def with_pil(self, mode: str | None = None) -> Pixels:
         """The pixels in one of PIL's modes; without a mode, of a palette the indices, which OpenCV does not give."""
-        if self.is_cut_off:
-            raise ReadError("the file is cut off")
-        with Image.open(io.BytesIO(self.data)) as picture:
-            return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
+        self.refuse_cut_off()
+        picture = self._picture or Image.open(io.BytesIO(self.data))  # which tells what is wrong
+        return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
 
     def open_tiff(self) -> TiffImage:
         """Raises ReadError."""
@@ -106,8 +110,8 @@ class EncodedImage:
     def reduction(self, min_side: int | None) -> tuple[int, int]:
         """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's
         flags. It must divide both sides: rounded up, the image would be stretched against its mask."""
-        if min_side is not None and self._jpeg_frame is not None:
-            height, width, components = self._jpeg_frame
+        if min_side is not None and (frame := self._jpeg_segments[0]) is not None:
+            height, width, components = frame
             colours = "GRAYSCALE" if components == 1 else "COLOR"
             for factor in (8, 4, 2):
                 if height % factor == width % factor == 0 and min(height, width) // factor >= min_side:
@@ -116,48 +120,37 @@ class EncodedImage:
 
     def refuse_bomb(self, expected: tuple[int, int] | None = None) -> None:
         """Raises ReadError for a small file of a huge image, in all pages and channels, unless its size is expected."""
-        if (size := self.stored_size) is None:
-            return
-        num_pixels, what = size[0] * size[1], f"{size[1]}×{size[0]} pixels"
-        if (tiff := self.tiff) is not None:
-            expected = expected if tiff.num_values // COLOUR_CHANNELS <= num_pixels else None
-            num_pixels = max(num_pixels, tiff.num_values // COLOUR_CHANNELS)
-            what += f" on {len(tiff.pages)} pages" if len(tiff.pages) > 1 else ""
-        if num_pixels > max(BOMB_PIXELS, len(self.data) * BOMB_RATIO) and size != expected:
-            raise ReadError(f"{len(self.data) / 1e6:.2g} MB that decompress to {what}: a decompression bomb")
-
-    @property
-    def is_tiff(self) -> bool:
-        return self.data.startswith(TIFF_STARTS)
+        if self.tiff is not None:
+            self.tiff.refuse_bomb(expected)
+        elif (size := self.stored_size) is not None and size != expected:
+            refuse_bomb(len(self.data), size[0] * size[1], f"{size[1]}×{size[0]} pixels")
 
     @cached_property
     def tiff(self) -> TiffImage | None:
         """None for other files, and for a broken one."""
-        try:
+        with contextlib.suppress(ReadError):
             return TiffImage(io.BytesIO(self.data)) if self.is_tiff else None
-        except ReadError:
-            return None
+        return None
 
     @property
     def stored_size(self) -> tuple[int, int] | None:
         """Height and width, before the image is turned. None of an array, and where the header does not say."""
         if self.is_tiff or self.data.startswith(NPY_START):
             return None if self.tiff is None else self.tiff.stored_size
-        if self._jpeg_frame is not None:
-            return self._jpeg_frame[:2]
-        if self.data.startswith(PNG_START) and len(self.data) >= 24:  # faster than PIL
+        if (frame := self._jpeg_segments[0]) is not None:
+            return frame[:2]
+        if any(self.png_kind):  # faster than PIL
             width, height = struct.unpack_from(">II", self.data, 16)
             return height, width
-        return picture_size(self.data)
+        return None if self._picture is None else (self._picture.height, self._picture.width)
 
     @property
     def channels_with_alpha(self) -> int:
         """The number of channels of a file of which the last one is alpha; 0 for other files."""
-        data = self.data
         if self.tiff is not None:
             return self.tiff.num_channels if self.tiff.has_alpha else 0
-        if data.startswith(WEBP_START) and len(data) > 24 and data[12:16] in (b"VP8X", b"VP8L"):  # extended or lossless
-            return 4 if data[20 if data[12:16] == b"VP8X" else 24] & 16 else 0
+        if self.data.startswith(WEBP_START):
+            return 4 if self._picture is not None and self._picture.mode == "RGBA" else 0
         return {PNG_GREY_ALPHA: 2, PNG_COLOUR_ALPHA: 4}.get(self.png_kind[1], 0)
 
     @property
@@ -168,24 +161,23 @@ class EncodedImage:
     @cached_property
     def palette(self) -> list[tuple[int, int, int]]:
         """Red, green and blue of each index where the pixels are indices into a table of colours; else empty."""
-        if self.tiff is not None:
-            colours = [] if self.tiff.palette is None else self.tiff.palette.tolist()
-            return [(red, green, blue) for red, green, blue in colours]
-        is_bmp = self.data.startswith(BMP_START) and len(self.data) > 30 and self.data[28] <= 8
-        if self.png_kind[1] != PNG_PALETTE and not is_bmp:
-            return []
-        channels = look_with_pil(self.data, lambda picture: picture.getpalette("RGB"), None) or []
-        return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
+        colours = np.empty((0, 3), np.uint8)
+        if self.tiff is not None and self.tiff.palette is not None:
+            colours = self.tiff.palette
+        elif self.data.startswith((PNG_START, BMP_START)) and self._picture is not None and self._picture.palette:
+            layout, table = self._picture.palette.getdata()  # RGB, or BGR and a byte that says nothing
+            size = len(layout)
+            order = [layout.index(channel) for channel in "RGB"]
+            colours = np.frombuffer(bytes(table), np.uint8, len(table) // size * size).reshape(-1, size)[:, order]
+        return [(red, green, blue) for red, green, blue in colours.tolist()]
 
     @property
     def is_lossy(self) -> bool:
         """Whether compression may have changed the values: JPEG, also inside a TIFF, and lossy WebP."""
         if self.tiff is not None:
             return self.tiff.is_lossy
-        if self.data.startswith(WEBP_START):
-            kind = self.data[12:16]
-            return kind == b"VP8 " or (kind == b"VP8X" and b"VP8L" not in self.data[:65536])
-        return self.data.startswith(JPEG_START)
+        is_lossy_webp = self.data.startswith(WEBP_START) and b"VP8L" not in self.data[:65536]
+        return is_lossy_webp or self.data.startswith(JPEG_START)
 
     @property
     def is_turned(self) -> bool:
@@ -195,61 +187,45 @@ class EncodedImage:
     @cached_property
     def orientation(self) -> int:
         """By which `decode` turns the pixels; 1: upright."""
-        data, is_webp = self.data, self.data.startswith(WEBP_START)
         if self.tiff is not None:
             return self.tiff.orientation
-        if not is_webp and not data.startswith((JPEG_START, PNG_START)):
-            return 1
-        if b"Exif" not in data[:65536] and b"eXIf" not in data and not (is_webp and b"EXIF" in data):
-            return 1  # saves the time that PIL needs
-        return look_with_pil(data, lambda picture: int(picture.getexif().get(ORIENTATION, 1)), 1)
+        if self._picture is None or not any(name in self.data for name in (b"Exif", b"eXIf", b"EXIF")):
+            return 1  # of a PNG without, PIL would decode the pixels
+        with contextlib.suppress(*PIL_ERRORS):
+            return int(self._picture.getexif().get(ORIENTATION, 1))
+        return 1
+
+    @cached_property
+    def _picture(self) -> Image.Image | None:
+        """What PIL reads before the pixels; None where it cannot."""
+        with contextlib.suppress(*PIL_ERRORS):
+            return Image.open(io.BytesIO(self.data))
+        return None
+
+    def refuse_cut_off(self) -> None:
+        if self.is_cut_off:
+            raise ReadError("the file is cut off")
 
     @property
     def is_cut_off(self) -> bool:
         """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey."""
         if self.data.startswith(PNG_START):
-            return PNG_END not in self.data[-4096:]
-        if not self.data.startswith(JPEG_START):
-            return False
+            return b"IEND" not in self.data[-4096:]
         # a thumbnail before the pixels has an end marker too, and other data may follow
-        _, pixels = self._jpeg_segments
-        return not self.data.endswith(JPEG_END, pixels) and self.data.find(JPEG_END, pixels) < 0
-
-    @property
-    def _jpeg_frame(self) -> tuple[int, int, int] | None:
-        """Height, width and number of components of a JPEG; None for other files and where there is no frame header."""
-        return self._jpeg_segments[0] if self.data.startswith(JPEG_START) else None
+        pixels = self._jpeg_segments[1]
+        is_whole = self.data.endswith(JPEG_END, pixels) or self.data.find(JPEG_END, pixels) >= 0
+        return self.data.startswith(JPEG_START) and not is_whole
 
     @cached_property
     def _jpeg_segments(self) -> tuple[tuple[int, int, int] | None, int]:
-        """The frame header of a JPEG, and where its pixels begin, or the chain of segments breaks off."""
-        data, position, frame = self.data, 2, None
+        """Height, width and number of components by the frame header of a JPEG, None if there is none or it is another
+        file; and where its pixels begin, or the chain of segments breaks off."""
+        data, position, frame = self.data if self.data.startswith(JPEG_START) else b"", 2, None
         while len(data) > position + 1 and data[position] == 0xFF and (marker := data[position + 1]) != JPEG_SCAN:
             if frame is None and marker in JPEG_FRAMES and len(data) >= position + 10:
                 frame = struct.unpack_from(">HHB", data, position + 5)
             position += 1 if marker == JPEG_FILL else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
         return frame, position
-
-    @property
-    def png_kind(self) -> tuple[int, int]:
-        """Bits per value and colour type; zeros for other files."""
-        is_png = self.data.startswith(PNG_START) and len(self.data) > 25
-        return (self.data[24], self.data[25]) if is_png else (0, 0)
-
-
-def look_with_pil(file: bytes | BinaryIO, look: Callable[[Image.Image], Found], default: Found) -> Found:
-    """What `look` finds in a picture's header, or the default. Moves the position of a file."""
-    stream = io.BytesIO(file) if isinstance(file, bytes) else file
-    stream.seek(0)
-    try:
-        return look(Image.open(stream))  # closing it would close the file
-    except PIL_ERRORS:
-        return default
-
-
-def picture_size(file: bytes | BinaryIO) -> tuple[int, int] | None:
-    """Height and width as stored, or None where PIL cannot read the header. Moves the position of a file."""
-    return look_with_pil(file, lambda picture: (picture.height, picture.width), None)
 
 
 def mask_values_of(colours: Sequence[Sequence[int]]) -> list[int]:
@@ -273,13 +249,11 @@ def decode_array(data: bytes) -> Pixels:
 def map_npy(path: Path) -> Pixels:
     """H,W,C of an array file, mapped into memory: what is not looked at is not read. Raises ReadError."""
     open_file(path).close()  # a pipe would be waited for
-    try:
+    with contextlib.suppress(Exception):  # of a broken header, anything
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception:  # of a broken header, anything
-        array = None
-    if array is None or array.dtype.kind not in "buif" or array.size == 0 or not array.dtype.isnative:
-        return decode_image(read_bytes(path))  # which says what is wrong, or reads another byte order
-    return tiff_files.with_channels_last(array)
+        if array.dtype.kind in "buif" and array.size and array.dtype.isnative:
+            return with_channels_last(array)
+    return read_image(path)  # which says what is wrong, or reads another byte order
 
 
 def write_image(path: Path, pixels: Pixels) -> None:
@@ -296,40 +270,42 @@ def encode_image(pixels: Pixels, extension: str) -> bytes:
     return buffer.tobytes()
 
 
-HEAD_BYTES = 512
-FORMATS = {  # by their extensions: what a file is, with what to do about it
-    ".heic .heif": "a photo in Apple's HEIC format; convert it to JPEG or PNG",
-    ".avif .jfif .jpe .ppm .pgm .pnm .jp2 .jxl .tga .psd .svg .pdf": "a picture of a form that is not read; convert it "
-    "to PNG or TIFF (magick FILE out.png)",
-    ".dcm .dicom .ima": "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them)",
+# What a file is that is not read, with what to do about it.
+HEIC = "a photo in Apple's HEIC format; convert it to JPEG or PNG"
+PICTURE = "a picture of a form that is not read; convert it to PNG or TIFF (magick FILE out.png)"
+DICOM = "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them)"
+ARCHIVE = "an archive; unpack it, and give the folder in its place (shards are plain .tar)"
+FORMATS = {  # by extensions
+    ".heic .heif": HEIC,
+    ".avif .jfif .jpe .ppm .pgm .pnm .jp2 .jxl .tga .psd .svg .pdf": PICTURE,
+    ".dcm .dicom .ima": DICOM,
     ".nii .nii.gz": "a NIfTI volume; save its slices as TIFF or .npy (nibabel reads them; training takes volumes)",
     ".czi .nd2 .lif .oib .lsm .vsi .ims": "a file of a microscope; save it as TIFF (bfconvert FILE out.tif)",
     ".npz .h5 .hdf5 .mat .mha .mhd .nrrd": "a file of arrays; save each image in it as TIFF or .npy",
-    ".zip .tar .7z .rar .gz .tgz": "an archive; unpack it, and give the folder in its place (shards are plain .tar)",
+    ".zip .tar .7z .rar .gz .tgz": ARCHIVE,
     ".mp4 .mov .avi .mkv .webm .mpg .wmv": "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)",
     ".parquet .arrow": "a table of Hugging Face, which is not read; save its images and masks as files, or give the "
     "pairs from Python (train_data=)",
-    "git-lfs": "a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned",
 }
 FOREIGN_FORMATS = {extension: text for extensions, text in FORMATS.items() for extension in extensions.split()}
-SIGNATURES = {  # how files of a format begin
-    ".heic": rb".{4}ftyp(hei[cxms]|hevc|mif1|msf1)",
-    ".dcm": rb".{128}DICM",
-    ".zip": rb"PK(\x03\x04|\x05\x06)|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07",
-    ".pdf": rb"%PDF-|8BPS|.{4}ftypavi[fs]",
-    "git-lfs": rb"version https://git-lfs\.github\.com/spec/",
+SIGNATURES = {  # by how files begin
+    rb".{4}ftyp(hei[cxms]|hevc|mif1|msf1)": HEIC,
+    rb"%PDF-|8BPS|.{4}ftypavi[fs]": PICTURE,
+    rb".{128}DICM": DICOM,
+    rb"PK(\x03\x04|\x05\x06)|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07": ARCHIVE,
+    rb"version https://git-lfs\.github\.com/spec/": "a pointer of git-lfs, not the file itself; run git lfs pull where "
+    "the repository was cloned",
+    rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype html|html)": "a web page; the download failed and saved the site's answer: "
+    "download it again",
+    rb"(\xef\xbb\xbf)?\s*(\{|\[|<\?xml)": "a text, not an image",
 }
+HEAD_BYTES = 512
 
 
 def describe_content(data: bytes) -> str | None:
     """What a file that is no image is by its first bytes, with the fix; None if it is nothing that is known here."""
-    for extension, signature in SIGNATURES.items():
-        if re.match(signature, data, re.DOTALL):
-            return FOREIGN_FORMATS[extension]
-    text = data[:HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if text.startswith((b"<!doctype html", b"<html")):
-        return "a web page; the download failed and saved the site's answer: download it again"
-    return "a text, not an image" if text.startswith((b"{", b"[", b"<?xml")) else None
+    found = (what for signature, what in SIGNATURES.items() if re.match(signature, data[:HEAD_BYTES], re.DOTALL))
+    return next(found, None)
 
 
 def describe_file(path: Path) -> str | None:
@@ -337,8 +313,6 @@ def describe_file(path: Path) -> str | None:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes:
         return FOREIGN_FORMATS.get("".join(suffixes[-2:])) or FOREIGN_FORMATS.get(suffixes[-1])
-    try:
-        with open_file(path) as file:
-            return describe_content(file.read(HEAD_BYTES))
-    except (ReadError, OSError):
-        return None
+    with contextlib.suppress(ReadError, OSError), open_file(path) as file:
+        return describe_content(file.read(HEAD_BYTES))
+    return None

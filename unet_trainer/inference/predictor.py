@@ -84,8 +84,8 @@ class TileGrid:
         axes, sums = [], []
         for length, side, its_weights in zip(size, tile, weights, strict=True):
             total, axis = torch.zeros(max(length, side), dtype=torch.float64), list[tuple[int, slice]]()
-            for start, (first, last) in spread_tiles(length, side, 0.5 if blends else OVERLAP):
-                counted = slice(0, side) if blends else slice(first - start, last - start)
+            for start, own in spread_tiles(length, side, 0.5 if blends else OVERLAP):
+                counted = slice(0, side) if blends else own
                 total[start : start + side][counted] += its_weights[counted]
                 axis.append((start, counted))
             axes.append(axis)
