@@ -13,12 +13,10 @@ from unet_trainer.images.mask_decoding import IGNORED
 Colour = tuple[int, int, int]
 
 GAP, LINE_HEIGHT, SQUARE, MAX_LEGEND = 8, 24, 18, 40
-CELL = 200  # longer side of an image in a contact sheet
-COLUMNS = 4  # images in a row of it
+CELL, COLUMNS = 200, 4  # longer side of an image in a contact sheet, and how many there are in a row
 PANEL_SIDE, SAMPLE_SIDE = 512, 224  # longer side of a panel of one image, and of one among several
 PANELS = ("image", "truth", "prediction", "errors")
-INK, PAPER = (40, 40, 40), 255
-DIMMED = 0.35  # of the image below the errors
+INK, PAPER, DIMMED = (40, 40, 40), 255, 0.35  # of texts, of what is below all, and of the image below the errors
 # Distinct on most images, the first with common colour blindness too; further classes start from the first again.
 _COLOURS = """
     00c878 ff8200 3c82ff e63ca0 f0dc00 965adc 00c8e6 aa6e3c 0000fa 00fa00 0a5000 007896 dcf096 fa00fa
@@ -30,7 +28,7 @@ BACKGROUND_COLOUR, IGNORED_COLOUR = (0, 0, 0), (128, 128, 128)
 
 
 class ErrorKind(IntEnum):
-    """What a pixel of an error map says: WRONG with several classes, FOUND, MISSED and FALSE with a single one."""
+    """What a pixel of an error map says: WRONG with several classes, FOUND, MISSED and FALSE with one."""
 
     FOUND = 1
     IGNORED = 2
@@ -59,12 +57,11 @@ def _colour_of(class_id: int) -> Colour:
 
 
 def display_range(image: Pixels) -> tuple[float, float]:
-    """The values of an image of any depth that are shown as black and white."""
-    if image.dtype.kind == "f":
-        is_missing = find_missing(image)
-        image = image if is_missing is None else image[~is_missing]
-    low, high = np.percentile(image, (1, 99)) if image.size else (np.float64(0), np.float64(1))
-    return low, high  # float64 of numpy, so that what is computed with them is too
+    """The values of an image of any depth that are shown as black and white, as float64 of numpy."""
+    is_missing = find_missing(image)
+    held = image if is_missing is None else image[~is_missing]
+    low, high = np.percentile(held if held.size else np.arange(2), (1, 99))
+    return low, high
 
 
 def to_display(image: Pixels, shown: tuple[float, float] | None = None) -> Pixels:
@@ -130,14 +127,14 @@ def error_sheet(
     heads = [_text([(name, None)], width) for name in PANELS]
     columns = [_joined([head, _joined([row[at] for row in rows], gap=GAP)]) for at, head in enumerate(heads)]
     panels = _joined(columns, 1, GAP)
-    kinds = {"wrong": ErrorKind.WRONG}
-    if is_binary:
-        of_class = {"found": ErrorKind.FOUND, "missed": ErrorKind.MISSED, "falsely found": ErrorKind.FALSE}
-        kinds = {f"{id_names[1]}, {what}": kind for what, kind in of_class.items()}
     width = panels.shape[1]
     titles = [_text([(title, None)], width)] if title else []
     classes = legend([truth for _, truth, _ in samples], id_names, has_background, width)
-    meanings = _text([("errors:", None), *((text, ERROR_COLOURS[kind]) for text, kind in kinds.items())], width)
+    kinds = {"found": ErrorKind.FOUND, "missed": ErrorKind.MISSED, "falsely found": ErrorKind.FALSE}
+    names = (
+        {f"{id_names[1]}, {what}": kind for what, kind in kinds.items()} if is_binary else {"wrong": ErrorKind.WRONG}
+    )
+    meanings = _text([("errors:", None), *((text, ERROR_COLOURS[kind]) for text, kind in names.items())], width)
     whole = _joined([*titles, panels, classes, meanings])
     return np.pad(whole, ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=PAPER)
 
@@ -145,12 +142,10 @@ def error_sheet(
 def error_map(image: Pixels, truth: Pixels, predicted: Pixels, size: tuple[int, int], is_binary: bool) -> Pixels:
     """The image dimmed, with wrong pixels in colour; of one class and background, missed and falsely found ones in two
     colours."""
-    grey = cv2.cvtColor(_resized(image, size), cv2.COLOR_RGB2GRAY) * DIMMED
-    result = np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
-    kinds = error_kinds(truth, predicted, size, is_binary)
-    for kind, colour in ERROR_COLOURS.items():
-        result[kinds == kind] = colour
-    return result
+    grey = (cv2.cvtColor(_resized(image, size), cv2.COLOR_RGB2GRAY) * DIMMED).astype(np.uint8)
+    kinds = error_kinds(truth, predicted, size, is_binary)[:, :, None]
+    colours = np.array([BACKGROUND_COLOUR, *ERROR_COLOURS.values()], np.uint8)
+    return np.where(kinds > 0, colours[kinds[:, :, 0]], grey[:, :, None])
 
 
 def error_kinds(truth: Pixels, predicted: Pixels, size: tuple[int, int], is_binary: bool) -> Pixels:

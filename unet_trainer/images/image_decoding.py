@@ -16,18 +16,9 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from unet_trainer.images import tiff_files
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
-from unet_trainer.images.tiff_files import (
-    ORIENTATION,
-    TIFF_STARTS,
-    TURNS,
-    Pixels,
-    TiffImage,
-    read_errors,
-    refuse_bomb,
-    upright,
-    with_channels_last,
-)
+from unet_trainer.images.tiff_files import TIFF_STARTS, Pixels, TiffImage, read_errors, with_channels_last
 
 VOLUME_EXTENSIONS = (".nii", ".nii.gz")  # that training reads slice by slice
 IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy"])
@@ -84,7 +75,7 @@ class EncodedImage:
             # which OpenCV does not turn
             if keeps_alpha and (image := self.with_opencv(cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):
                 wanted = [0, 3] if is_grey_alpha else [2, 1, 0, 3]
-                return np.ascontiguousarray(upright(image[:, :, wanted], self.orientation))
+                return np.ascontiguousarray(tiff_files.upright(image[:, :, wanted], self.orientation))
             image = self.with_opencv(self.reduction(min_side)[1])
             if image.ndim == 2:
                 return image[:, :, None]
@@ -123,7 +114,7 @@ class EncodedImage:
         if self.tiff is not None:
             self.tiff.refuse_bomb(expected)
         elif (size := self.stored_size) is not None and size != expected:
-            refuse_bomb(len(self.data), size[0] * size[1], f"{size[1]}×{size[0]} pixels")
+            tiff_files.refuse_bomb(len(self.data), size[0] * size[1], f"{size[1]}×{size[0]} pixels")
 
     @cached_property
     def tiff(self) -> TiffImage | None:
@@ -135,8 +126,8 @@ class EncodedImage:
     @property
     def stored_size(self) -> tuple[int, int] | None:
         """Height and width, before the image is turned. None of an array, and where the header does not say."""
-        if self.is_tiff or self.data.startswith(NPY_START):
-            return None if self.tiff is None else self.tiff.stored_size
+        if self.tiff is not None:
+            return self.tiff.stored_size
         if (frame := self._jpeg_segments[0]) is not None:
             return frame[:2]
         if any(self.png_kind):  # faster than PIL
@@ -161,28 +152,25 @@ class EncodedImage:
     @cached_property
     def palette(self) -> list[tuple[int, int, int]]:
         """Red, green and blue of each index where the pixels are indices into a table of colours; else empty."""
-        colours = np.empty((0, 3), np.uint8)
-        if self.tiff is not None and self.tiff.palette is not None:
-            colours = self.tiff.palette
-        elif self.data.startswith((PNG_START, BMP_START)) and self._picture is not None and self._picture.palette:
+        colours = None if self.tiff is None else self.tiff.palette
+        if self.data.startswith((PNG_START, BMP_START)) and self._picture is not None and self._picture.palette:
             layout, table = self._picture.palette.getdata()  # RGB, or BGR and a byte that says nothing
-            size = len(layout)
-            order = [layout.index(channel) for channel in "RGB"]
-            colours = np.frombuffer(bytes(table), np.uint8, len(table) // size * size).reshape(-1, size)[:, order]
-        return [(red, green, blue) for red, green, blue in colours.tolist()]
+            values = np.frombuffer(bytes(table), np.uint8, len(table) // len(layout) * len(layout))
+            colours = values.reshape(-1, len(layout))[:, [layout.index(channel) for channel in "RGB"]]
+        return [] if colours is None else [(red, green, blue) for red, green, blue in colours.tolist()]
 
     @property
     def is_lossy(self) -> bool:
         """Whether compression may have changed the values: JPEG, also inside a TIFF, and lossy WebP."""
         if self.tiff is not None:
             return self.tiff.is_lossy
-        is_lossy_webp = self.data.startswith(WEBP_START) and b"VP8L" not in self.data[:65536]
-        return is_lossy_webp or self.data.startswith(JPEG_START)
+        is_exact_webp = b"VP8L" in self.data[:65536]
+        return self.data.startswith(JPEG_START) or (self.data.startswith(WEBP_START) and not is_exact_webp)
 
     @property
     def is_turned(self) -> bool:
         """Whether `decode` rotates or mirrors the pixels because of the EXIF orientation."""
-        return self.orientation in TURNS
+        return self.orientation in tiff_files.TURNS
 
     @cached_property
     def orientation(self) -> int:
@@ -192,7 +180,7 @@ class EncodedImage:
         if self._picture is None or not any(name in self.data for name in (b"Exif", b"eXIf", b"EXIF")):
             return 1  # of a PNG without, PIL would decode the pixels
         with contextlib.suppress(*PIL_ERRORS):
-            return int(self._picture.getexif().get(ORIENTATION, 1))
+            return int(self._picture.getexif().get(tiff_files.ORIENTATION, 1))
         return 1
 
     @cached_property
@@ -270,42 +258,40 @@ def encode_image(pixels: Pixels, extension: str) -> bytes:
     return buffer.tobytes()
 
 
-# What a file is that is not read, with what to do about it.
-HEIC = "a photo in Apple's HEIC format; convert it to JPEG or PNG"
-PICTURE = "a picture of a form that is not read; convert it to PNG or TIFF (magick FILE out.png)"
-DICOM = "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them)"
-ARCHIVE = "an archive; unpack it, and give the folder in its place (shards are plain .tar)"
-FORMATS = {  # by extensions
-    ".heic .heif": HEIC,
-    ".avif .jfif .jpe .ppm .pgm .pnm .jp2 .jxl .tga .psd .svg .pdf": PICTURE,
-    ".dcm .dicom .ima": DICOM,
-    ".nii .nii.gz": "a NIfTI volume; save its slices as TIFF or .npy (nibabel reads them; training takes volumes)",
-    ".czi .nd2 .lif .oib .lsm .vsi .ims": "a file of a microscope; save it as TIFF (bfconvert FILE out.tif)",
-    ".npz .h5 .hdf5 .mat .mha .mhd .nrrd": "a file of arrays; save each image in it as TIFF or .npy",
-    ".zip .tar .7z .rar .gz .tgz": ARCHIVE,
-    ".mp4 .mov .avi .mkv .webm .mpg .wmv": "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)",
-    ".parquet .arrow": "a table of Hugging Face, which is not read; save its images and masks as files, or give the "
-    "pairs from Python (train_data=)",
-}
-FOREIGN_FORMATS = {extension: text for extensions, text in FORMATS.items() for extension in extensions.split()}
-SIGNATURES = {  # by how files begin
-    rb".{4}ftyp(hei[cxms]|hevc|mif1|msf1)": HEIC,
-    rb"%PDF-|8BPS|.{4}ftypavi[fs]": PICTURE,
-    rb".{128}DICM": DICOM,
-    rb"PK(\x03\x04|\x05\x06)|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07": ARCHIVE,
-    rb"version https://git-lfs\.github\.com/spec/": "a pointer of git-lfs, not the file itself; run git lfs pull where "
-    "the repository was cloned",
-    rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype html|html)": "a web page; the download failed and saved the site's answer: "
-    "download it again",
-    rb"(\xef\xbb\xbf)?\s*(\{|\[|<\?xml)": "a text, not an image",
+FORMATS = """
+.heic .heif: a photo in Apple's HEIC format; convert it to JPEG or PNG
+.avif .jfif .jpe .ppm .pgm .pnm .jp2 .jxl .tga .psd .svg .pdf: a picture of a form that is not read; convert it to \
+PNG or TIFF (magick FILE out.png)
+.dcm .dicom .ima: a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them)
+.nii .nii.gz: a NIfTI volume; save its slices as TIFF or .npy (nibabel reads them; training takes volumes)
+.czi .nd2 .lif .oib .lsm .vsi .ims: a file of a microscope; save it as TIFF (bfconvert FILE out.tif)
+.npz .h5 .hdf5 .mat .mha .mhd .nrrd: a file of arrays; save each image in it as TIFF or .npy
+.zip .tar .7z .rar .gz .tgz: an archive; unpack it, and give the folder in its place (shards are plain .tar)
+.mp4 .mov .avi .mkv .webm .mpg .wmv: a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)
+.parquet .arrow: a table of Hugging Face, which is not read; save its images and masks as files, or give the pairs \
+from Python (train_data=)
+git-lfs: a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned
+html: a web page; the download failed and saved the site's answer: download it again
+text: a text, not an image
+"""  # that are not read, by extension or name
+LINES = (line.split(": ", 1) for line in FORMATS.strip().splitlines())
+FOREIGN_FORMATS = {name: text for names, text in LINES for name in names.split()}
+SIGNATURES = {  # how such files begin
+    ".heic": rb".{4}ftyp(hei[cxms]|hevc|mif1|msf1)",
+    ".dcm": rb".{128}DICM",
+    ".zip": rb"PK(\x03\x04|\x05\x06)|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07",
+    ".pdf": rb"%PDF-|8BPS|.{4}ftypavi[fs]",
+    "git-lfs": rb"version https://git-lfs\.github\.com/spec/",
+    "html": rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype html|html)",
+    "text": rb"(\xef\xbb\xbf)?\s*(\{|\[|<\?xml)",
 }
 HEAD_BYTES = 512
 
 
 def describe_content(data: bytes) -> str | None:
     """What a file that is no image is by its first bytes, with the fix; None if it is nothing that is known here."""
-    found = (what for signature, what in SIGNATURES.items() if re.match(signature, data[:HEAD_BYTES], re.DOTALL))
-    return next(found, None)
+    found = (name for name, signature in SIGNATURES.items() if re.match(signature, data[:HEAD_BYTES], re.DOTALL))
+    return FOREIGN_FORMATS.get(next(found, ""))
 
 
 def describe_file(path: Path) -> str | None:
