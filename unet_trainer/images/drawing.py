@@ -27,16 +27,8 @@ COLOURS = np.array([*bytes.fromhex(_COLOURS)], np.uint8).reshape(-1, 3)
 BACKGROUND_COLOUR, IGNORED_COLOUR = (0, 0, 0), (128, 128, 128)
 
 
-class ErrorKind(IntEnum):
-    """What a pixel of an error map says: WRONG with several classes, FOUND, MISSED and FALSE with one."""
-
-    FOUND = 1
-    IGNORED = 2
-    MISSED = 3
-    FALSE = 4
-    WRONG = 5
-
-
+# What a pixel of an error map says: WRONG with several classes, FOUND, MISSED and FALSE with a single one.
+ErrorKind = IntEnum("ErrorKind", ["FOUND", "IGNORED", "MISSED", "FALSE", "WRONG"])
 ERROR_COLOURS: dict[ErrorKind, Colour] = {  # distinct with common colour blindness as well
     ErrorKind.FOUND: (200, 200, 200),
     ErrorKind.IGNORED: IGNORED_COLOUR,

@@ -216,12 +216,10 @@ class EncodedImage:
         return frame, position
 
 
-def mask_values_of(colours: Sequence[Sequence[int]]) -> list[int]:
-    """The value of each index in a mask with this palette: the index, but in one of black and white, black is 0 and
-    white is 1, whatever their order."""
-    if {tuple(colour) for colour in colours} == {(0, 0, 0), (255, 255, 255)}:
-        return [red // 255 for red, _, _ in colours]
-    return list(range(len(colours)))
+def mask_values_of(colours: Sequence[tuple[int, int, int]]) -> list[int]:
+    """The value of each index in a mask with this palette: the index; but of white and black, black is 0."""
+    is_negative = colours[:1] == [(255, 255, 255)] and set(colours[1:]) == {(0, 0, 0)}
+    return [1, 0, *range(2, len(colours))] if is_negative else list(range(len(colours)))
 
 
 def decode_array(data: bytes) -> Pixels:

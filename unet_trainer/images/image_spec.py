@@ -17,10 +17,9 @@ from unet_trainer.images.image_decoding import NPY_START, EncodedImage, Pixels, 
 from unet_trainer.images.tiff_files import TIFF_STARTS, TiffImage, read_errors
 from unet_trainer.images.tiling import Size, fit_image, resize_image
 
-IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of 8-bit RGB
-IMAGENET_STD = (58.395, 57.12, 57.375)
+IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of 8-bit RGB
 MISSING = 1e30  # larger numbers of floats mark values without data, as NaN does
-LARGE_PIXELS = 2**25  # images of more pixels are not decoded ahead, and are read by blocks where their format allows it
+LARGE_PIXELS = 2**25  # images of more pixels are not decoded ahead, and are mapped where their format allows it
 SMALL_BYTES = 2**20  # that most images have, and the header of nearly every one
 ROWS_AT_ONCE = 256  # that are averaged at a time
 DEPTH_NAMES = {"uint8": "8-bit", "uint16": "16-bit", "int16": "signed 16-bit", "float": "float"}
@@ -143,9 +142,7 @@ class ImageReader:
 
     def read_resized(self, size: Size) -> Pixels:
         """H,W,C of the whole image, at about this size or larger, pixels averaged."""
-        if self.spec is not None:
-            return average_rows(self.read, self.size, size)
-        return fit_image(self.stored, size)
+        return fit_image(self.stored, size) if self.spec is None else average_rows(self.read, self.size, size)
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def decode_mask_or_alpha(file: EncodedImage) -> tuple[Pixels, bool]:
     whether they are the alpha channel: they are, of a picture in one colour with holes in it."""
     with read_errors():
         mask = _decode_mask_values(file)
-        if (mask == mask.flat[0]).all() and file.channels_with_alpha:
+        if file.channels_with_alpha and (mask == mask.flat[0]).all():
             alpha = np.ascontiguousarray(file.decode(channels=file.channels_with_alpha)[:, :, -1])
             varies, is_invisible = alpha.min() < alpha.max(), alpha.max() == 0
             if varies or (is_invisible and mask.flat[0] != 0):  # the mask of an image without objects
@@ -57,28 +57,23 @@ def decode_mask_or_alpha(file: EncodedImage) -> tuple[Pixels, bool]:
 def _decode_mask_values(file: EncodedImage) -> Pixels:
     if file.is_tiff:
         mask = file.open_tiff().read_all(as_ids=True)
-        return _shown_values(mask[:, :, 0], file.palette) if file.palette else whole_numbers(mask)
+        return _palette_values(mask[:, :, 0], file) if file.palette else whole_numbers(mask)
     if file.data.startswith(NPY_START):
         return whole_numbers(np.squeeze(decode_array(file.data)))
     if file.data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
         return np.ascontiguousarray(_join_colours(file.with_pil("RGB")))
     bits, colour_type = file.png_kind
     if file.palette or colour_type == PNG_PALETTE:  # of a broken one, PIL says what is wrong
-        return _shown_values(file.with_pil(), file.palette)
+        return _palette_values(file.with_pil(), file)
     mask = file.with_opencv(AS_STORED)  # applies EXIF rotation, as for images
     if bits in (2, 4):  # OpenCV scales values of few bits to 255
         mask = mask // (255 // (2**bits - 1))
     return whole_numbers(mask[:, :, ::-1] if mask.ndim == 3 else mask)
 
 
-def _shown_values(indices: Pixels, colours: Sequence[Sequence[int]]) -> Pixels:
-    """H,W indices of a palette → the value of each; the indices themselves where two that occur have the same value."""
-    values = mask_values_of(colours)
-    if values == list(range(len(values))) or indices.max() >= len(values):
-        return indices
-    lookup, used = np.array(values, np.uint8), np.bincount(indices.ravel())
-    shown = lookup[np.flatnonzero(used)]
-    return lookup[indices] if len(np.unique(shown)) == len(shown) else indices
+def _palette_values(indices: Pixels, file: EncodedImage) -> Pixels:
+    values = mask_values_of(file.palette)
+    return 1 - indices if values[:2] == [1, 0] and indices.max() <= 1 else indices
 
 
 def whole_numbers(mask: Pixels) -> Pixels:
@@ -95,14 +90,14 @@ def whole_numbers(mask: Pixels) -> Pixels:
     low, high = mask.min().item(), mask.max().item()
     if np.isnan(low):
         raise ReadError(f"{np.isnan(mask).sum():,} values are NaN; need whole numbers from 0 to 65535")
-    if not (low >= 0 and high <= 65535 and (np.issubdtype(mask.dtype, np.integer) or (mask == np.floor(mask)).all())):
+    if not (low >= 0 and high <= 65535 and (mask.dtype.kind in "ui" or (mask == np.floor(mask)).all())):
         raise ReadError(f"{mask.dtype} values from {low} to {high}; need whole numbers from 0 to 65535")
     return np.ascontiguousarray(mask.astype(np.uint8 if high <= 255 else np.uint16))
 
 
 def _join_colours(channels: Pixels) -> Pixels:
     """H,W,3 RGB → H,W: the brightness of grey pixels, COLOUR + 0xRRGGBB for others."""
-    red, green, blue = (channels[:, :, index] for index in range(3))
+    red, green, blue = np.moveaxis(channels, 2, 0)
     is_grey = (blue == green) & (green == red)
     if is_grey.all():
         return blue
