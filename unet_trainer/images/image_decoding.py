@@ -153,7 +153,8 @@ class EncodedImage:
     def palette(self) -> list[tuple[int, int, int]]:
         """Red, green and blue of each index where the pixels are indices into a table of colours; else empty."""
         colours = None if self.tiff is None else self.tiff.palette
-        if self.data.startswith((PNG_START, BMP_START)) and self._picture is not None and self._picture.palette:
+        has_table = self.png_kind[1] == PNG_PALETTE or self.data.startswith(BMP_START)
+        if has_table and self._picture is not None and self._picture.palette:
             layout, table = self._picture.palette.getdata()  # RGB, or BGR and a byte that says nothing
             values = np.frombuffer(bytes(table), np.uint8, len(table) // len(layout) * len(layout))
             colours = values.reshape(-1, len(layout))[:, [layout.index(channel) for channel in "RGB"]]
@@ -185,9 +186,9 @@ class EncodedImage:
 
     @cached_property
     def _picture(self) -> Image.Image | None:
-        """What PIL reads before the pixels; None where it cannot."""
+        """What PIL reads before the pixels; None where it cannot, and of what others read."""
         with contextlib.suppress(*PIL_ERRORS):
-            return Image.open(io.BytesIO(self.data))
+            return None if self.data.startswith((*TIFF_STARTS, NPY_START)) else Image.open(io.BytesIO(self.data))
         return None
 
     def refuse_cut_off(self) -> None:
