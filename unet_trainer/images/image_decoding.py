@@ -22,12 +22,13 @@ from unet_trainer.images.tiff_files import TIFF_STARTS, Pixels, TiffImage, read_
 
 VOLUME_EXTENSIONS = (".nii", ".nii.gz")  # that training reads slice by slice
 IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy"])
-AS_STORED = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
-PNG_START, JPEG_START, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"
-GIF_START, NPY_START, BMP_START, WEBP_START = b"GIF8", b"\x93NUMPY", b"BM", b"RIFF"
+PNG_START = b"\x89PNG\r\n\x1a\n"
+KINDS = {PNG_START: "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"\x93NUMPY": "NPY", b"BM": "BMP", b"RIFF": "WEBP"}
+KINDS |= dict.fromkeys(TIFF_STARTS, "TIFF")  # by how files begin
 PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
 JPEG_SCAN, JPEG_FILL = 0xDA, 0xFF  # the marker before the pixel data; a byte that may precede a marker
+AS_STORED = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
 # What PIL raises for a broken header.
 PIL_ERRORS = (OSError, SyntaxError, ValueError, TypeError, struct.error, OverflowError)
 
@@ -54,9 +55,9 @@ class EncodedImage:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.is_tiff = data.startswith(TIFF_STARTS)
-        is_png = data.startswith(PNG_START) and len(data) > 25
-        self.png_kind = (data[24], data[25]) if is_png else (0, 0)  # bits per value, colour type
+        self.kind = next((kind for start, kind in KINDS.items() if data.startswith(start)), "")
+        has_header = self.kind == "PNG" and len(data) > 25
+        self.png_bits, self.png_colours = (data[24], data[25]) if has_header else (0, 0)
 
     def decode(self, min_side: int | None = None, channels: int | None = None) -> Pixels:
         """H,W,C in the file's own depth: RGB, grey or as many channels as there are. EXIF rotation is applied; alpha is
@@ -64,13 +65,13 @@ class EncodedImage:
         sides stay at least `min_side`. Raises ReadError, of a decompression bomb before it is decoded."""
         self.refuse_bomb()
         with read_errors():
-            if self.data.startswith(NPY_START):
+            if self.kind == "NPY":
                 return np.ascontiguousarray(with_channels_last(decode_array(self.data)))
-            if self.is_tiff:
+            if self.kind == "TIFF":
                 return self.open_tiff().read_all(channels)
-            if self.data.startswith(GIF_START):
+            if self.kind == "GIF":
                 return self.with_pil("RGB")
-            is_grey_alpha = self.png_kind[1] == PNG_GREY_ALPHA
+            is_grey_alpha = self.png_colours == PNG_GREY_ALPHA
             keeps_alpha = channels is not None and self.channels_with_alpha == channels
             # which OpenCV does not turn
             if keeps_alpha and (image := self.with_opencv(cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):
@@ -81,7 +82,7 @@ class EncodedImage:
                 return image[:, :, None]
             return image[:, :, :1] if is_grey_alpha else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
-    def with_opencv(self, flags: int) -> Pixels:
+    def with_opencv(self, flags: int = AS_STORED) -> Pixels:
         self.refuse_cut_off()
         image = cv2.imdecode(np.frombuffer(self.data, np.uint8), flags)
         if image is None:
@@ -120,7 +121,7 @@ class EncodedImage:
     def tiff(self) -> TiffImage | None:
         """None for other files, and for a broken one."""
         with contextlib.suppress(ReadError):
-            return TiffImage(io.BytesIO(self.data)) if self.is_tiff else None
+            return TiffImage(io.BytesIO(self.data)) if self.kind == "TIFF" else None
         return None
 
     @property
@@ -130,7 +131,7 @@ class EncodedImage:
             return self.tiff.stored_size
         if (frame := self._jpeg_segments[0]) is not None:
             return frame[:2]
-        if any(self.png_kind):  # faster than PIL
+        if self.png_bits:  # faster than PIL
             width, height = struct.unpack_from(">II", self.data, 16)
             return height, width
         return None if self._picture is None else (self._picture.height, self._picture.width)
@@ -140,9 +141,9 @@ class EncodedImage:
         """The number of channels of a file of which the last one is alpha; 0 for other files."""
         if self.tiff is not None:
             return self.tiff.num_channels if self.tiff.has_alpha else 0
-        if self.data.startswith(WEBP_START):
+        if self.kind == "WEBP":
             return 4 if self._picture is not None and self._picture.mode == "RGBA" else 0
-        return {PNG_GREY_ALPHA: 2, PNG_COLOUR_ALPHA: 4}.get(self.png_kind[1], 0)
+        return {PNG_GREY_ALPHA: 2, PNG_COLOUR_ALPHA: 4}.get(self.png_colours, 0)
 
     @property
     def nodata(self) -> float | None:
@@ -153,7 +154,7 @@ class EncodedImage:
     def palette(self) -> list[tuple[int, int, int]]:
         """Red, green and blue of each index where the pixels are indices into a table of colours; else empty."""
         colours = None if self.tiff is None else self.tiff.palette
-        has_table = self.png_kind[1] == PNG_PALETTE or self.data.startswith(BMP_START)
+        has_table = self.png_colours == PNG_PALETTE or self.kind == "BMP"
         if has_table and self._picture is not None and self._picture.palette:
             layout, table = self._picture.palette.getdata()  # RGB, or BGR and a byte that says nothing
             values = np.frombuffer(bytes(table), np.uint8, len(table) // len(layout) * len(layout))
@@ -165,8 +166,7 @@ class EncodedImage:
         """Whether compression may have changed the values: JPEG, also inside a TIFF, and lossy WebP."""
         if self.tiff is not None:
             return self.tiff.is_lossy
-        is_exact_webp = b"VP8L" in self.data[:65536]
-        return self.data.startswith(JPEG_START) or (self.data.startswith(WEBP_START) and not is_exact_webp)
+        return self.kind == "JPEG" or (self.kind == "WEBP" and b"VP8L" not in self.data[:65536])
 
     @property
     def is_turned(self) -> bool:
@@ -188,7 +188,7 @@ class EncodedImage:
     def _picture(self) -> Image.Image | None:
         """What PIL reads before the pixels; None where it cannot, and of what others read."""
         with contextlib.suppress(*PIL_ERRORS):
-            return None if self.data.startswith((*TIFF_STARTS, NPY_START)) else Image.open(io.BytesIO(self.data))
+            return None if self.kind in ("TIFF", "NPY") else Image.open(io.BytesIO(self.data))
         return None
 
     def refuse_cut_off(self) -> None:
@@ -198,18 +198,17 @@ class EncodedImage:
     @property
     def is_cut_off(self) -> bool:
         """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey."""
-        if self.data.startswith(PNG_START):
+        if self.kind == "PNG":
             return b"IEND" not in self.data[-4096:]
-        # a thumbnail before the pixels has an end marker too, and other data may follow
-        pixels = self._jpeg_segments[1]
-        is_whole = self.data.endswith(JPEG_END, pixels) or self.data.find(JPEG_END, pixels) >= 0
-        return self.data.startswith(JPEG_START) and not is_whole
+        # a thumbnail before the pixels of a JPEG has an end marker too, and other data may follow
+        pixels, end = self._jpeg_segments[1], b"\xff\xd9"
+        return self.kind == "JPEG" and not self.data.endswith(end, pixels) and self.data.find(end, pixels) < 0
 
     @cached_property
     def _jpeg_segments(self) -> tuple[tuple[int, int, int] | None, int]:
         """Height, width and number of components by the frame header of a JPEG, None if there is none or it is another
         file; and where its pixels begin, or the chain of segments breaks off."""
-        data, position, frame = self.data if self.data.startswith(JPEG_START) else b"", 2, None
+        data, position, frame = self.data if self.kind == "JPEG" else b"", 2, None
         while len(data) > position + 1 and data[position] == 0xFF and (marker := data[position + 1]) != JPEG_SCAN:
             if frame is None and marker in JPEG_FRAMES and len(data) >= position + 10:
                 frame = struct.unpack_from(">HHB", data, position + 5)

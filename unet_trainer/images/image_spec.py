@@ -13,8 +13,8 @@ import cv2
 import numpy as np
 
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
-from unet_trainer.images.image_decoding import NPY_START, EncodedImage, Pixels, map_npy
-from unet_trainer.images.tiff_files import TIFF_STARTS, TiffImage, read_errors
+from unet_trainer.images.image_decoding import EncodedImage, Pixels, map_npy
+from unet_trainer.images.tiff_files import TiffImage, read_errors
 from unet_trainer.images.tiling import Size, fit_image, resize_image
 
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of 8-bit RGB
@@ -150,12 +150,12 @@ def open_reader(path: Path, spec: ImageSpec) -> Iterator[ImageReader]:
     """TIFF files and arrays mapped into memory, all others decoded whole. `spec` of the model: an alpha channel beyond
     its channels is dropped, missing data filled. Raises ReadError."""
     with open_file(path) as file:
-        start = file.read(8)
-        if start.startswith(TIFF_STARTS):
+        kind = EncodedImage(file.read(8)).kind
+        if kind == "TIFF":
             tiff = TiffImage(file)
             tiff.refuse_bomb()
             yield ImageReader(tiff.stored(is_mapped=True), spec, tiff)
-        elif start.startswith(NPY_START):
+        elif kind == "NPY":
             yield ImageReader(map_npy(path), spec)
         else:
             yield ImageReader(spec.decode(read_bytes(path)).pixels)
@@ -166,10 +166,10 @@ def read_small(path: Path, spec: ImageSpec, min_side: int | None = None) -> Deco
     of the whole. Raises ReadError."""
     with open_file(path) as file, read_errors():  # a file may claim to be larger than all memory
         image = EncodedImage(file.read(SMALL_BYTES))  # most files whole: threads wait for the GIL after each call
-        if image.is_tiff:
+        if image.kind == "TIFF":
             size = TiffImage(file).stored_size
         else:
-            size = map_npy(path).shape[:2] if image.data.startswith(NPY_START) else image.stored_size or (0, 0)
+            size = map_npy(path).shape[:2] if image.kind == "NPY" else image.stored_size or (0, 0)
         if math.prod(size) > LARGE_PIXELS:
             return None
         if len(image.data) == SMALL_BYTES:

@@ -12,16 +12,7 @@ import numpy as np
 
 from unet_trainer.config.parsers import MaskClass, MaskValue, MaskValues, join_values, split_values
 from unet_trainer.images.file_bytes import ReadError, read_bytes
-from unet_trainer.images.image_decoding import (
-    AS_STORED,
-    GIF_START,
-    NPY_START,
-    PNG_PALETTE,
-    EncodedImage,
-    Pixels,
-    decode_array,
-    mask_values_of,
-)
+from unet_trainer.images.image_decoding import PNG_PALETTE, EncodedImage, Pixels, decode_array, mask_values_of
 from unet_trainer.images.tiff_files import read_errors
 
 COLOUR = 1 << 24  # a colour that is not grey is the number COLOUR + 0xRRGGBB
@@ -55,19 +46,18 @@ def decode_mask_or_alpha(file: EncodedImage) -> tuple[Pixels, bool]:
 
 
 def _decode_mask_values(file: EncodedImage) -> Pixels:
-    if file.is_tiff:
+    if file.kind == "TIFF":
         mask = file.open_tiff().read_all(as_ids=True)
         return _palette_values(mask[:, :, 0], file) if file.palette else whole_numbers(mask)
-    if file.data.startswith(NPY_START):
+    if file.kind == "NPY":
         return whole_numbers(np.squeeze(decode_array(file.data)))
-    if file.data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
+    if file.kind == "GIF":  # each file has a palette of its own: the colour is the value, not the index
         return np.ascontiguousarray(_join_colours(file.with_pil("RGB")))
-    bits, colour_type = file.png_kind
-    if file.palette or colour_type == PNG_PALETTE:  # of a broken one, PIL says what is wrong
+    if file.palette or file.png_colours == PNG_PALETTE:  # of a broken one, PIL says what is wrong
         return _palette_values(file.with_pil(), file)
-    mask = file.with_opencv(AS_STORED)  # applies EXIF rotation, as for images
-    if bits in (2, 4):  # OpenCV scales values of few bits to 255
-        mask = mask // (255 // (2**bits - 1))
+    mask = file.with_opencv()  # applies EXIF rotation, as for images
+    if file.png_bits in (2, 4):  # OpenCV scales values of few bits to 255
+        mask = mask // (255 // (2**file.png_bits - 1))
     return whole_numbers(mask[:, :, ::-1] if mask.ndim == 3 else mask)
 
 

@@ -1,4 +1,4 @@
-"""TIFF, BigTIFF and GeoTIFF files through tifffile: decoded whole or by blocks, and where on Earth they lie."""
+"""TIFF, BigTIFF and GeoTIFF files through tifffile: decoded, or mapped into memory, and where on Earth they lie."""
 
 import contextlib
 import io

@@ -243,7 +243,7 @@ class PredictionStream:
                 self._finish(image, error)
 
     def _run_large(self, image: Input, reader: ImageReader | None) -> None:
-        """Predict an image in bands of rows, or one that is read block by block."""
+        """Predict an image in bands of rows, or one that is mapped into memory."""
         with contextlib.ExitStack() as stack:
             try:
                 opened: ImageReader = reader or stack.enter_context(open_reader(image.path, self.predictor.spec.image))

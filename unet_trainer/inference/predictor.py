@@ -277,7 +277,7 @@ class Predictor:
         return self.predict([self.prepare(image)])[0]
 
     def predict_large(self, reader: ImageReader) -> Logits:
-        """Of an image that is read block by block."""
+        """Of an image that is read in bands of rows."""
         if self.spec.fit == "resize":
             return self.predict([self.prepare(reader.read_resized(self.spec.image_size), reader.size)])[0]
         return TiledLogits(self._grid(reader.size), reader, partial(check_image, spec=self.spec.image))
