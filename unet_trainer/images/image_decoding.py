@@ -56,8 +56,84 @@ class EncodedImage:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.kind = next((kind for start, kind in KINDS.items() if data.startswith(start)), "")
-        has_header = self.kind == "PNG" and len(data) > 25
-        self.png_bits, self.png_colours = (data[24], data[25]) if has_header else (0, 0)
+        self.png_bits, self.png_colours = data[24:26] if self.kind == "PNG" and len(data) > 25 else bytes(2)
+        self.tiff: TiffImage | None = None
+        self.picture: Image.Image | None = None  # of PIL, its pixels not read yet; only where nothing faster tells
+        with contextlib.suppress(ReadError, *PIL_ERRORS):
+            if self.kind == "TIFF":
+                self.tiff = TiffImage(io.BytesIO(data))
+            elif self.kind not in ("PNG", "JPEG", "NPY") or self.png_colours == PNG_PALETTE:
+                self.picture = Image.open(io.BytesIO(data))
+        # of a JPEG: height, width and number of components, if there is a frame header; and where its pixels begin
+        self.jpeg_frame, self.jpeg_pixels = _jpeg_segments(data if self.kind == "JPEG" else b"")
+        # height and width before the image is turned; None of an array, and where the header does not say
+        self.stored_size: tuple[int, int] | None = self.jpeg_frame[:2] if self.jpeg_frame is not None else None
+        self.channels_with_alpha = 0  # the number of channels of a file of which the last one is alpha
+        self.nodata: float | None = None  # the value of pixels without data, by the tag that GDAL writes into a TIFF
+        # whether compression may have changed the values
+        self.is_lossy = self.kind == "JPEG" or (self.kind == "WEBP" and b"VP8L" not in data[:65536])
+        if self.png_bits:
+            self.stored_size = struct.unpack_from(">II", data, 16)[::-1]
+            self.channels_with_alpha = {PNG_GREY_ALPHA: 2, PNG_COLOUR_ALPHA: 4}.get(self.png_colours, 0)
+        elif self.picture is not None:
+            self.stored_size = self.picture.height, self.picture.width
+            self.channels_with_alpha = 4 if self.kind == "WEBP" and self.picture.mode == "RGBA" else 0
+        elif self.tiff is not None:
+            self.stored_size, self.nodata, self.is_lossy = self.tiff.stored_size, self.tiff.nodata, self.tiff.is_lossy
+            self.channels_with_alpha = self.tiff.num_channels if self.tiff.has_alpha else 0
+
+    @cached_property
+    def palette(self) -> list[tuple[int, int, int]]:
+        """Red, green and blue of each index where the pixels are indices into a table of colours; else empty."""
+        colours = None if self.tiff is None else self.tiff.palette
+        if self.kind in ("PNG", "BMP") and self.picture is not None and self.picture.palette:
+            layout, table = self.picture.palette.getdata()  # RGB, or BGR and a byte that says nothing
+            values = np.frombuffer(bytes(table), np.uint8, len(table) // len(layout) * len(layout))
+            colours = values.reshape(-1, len(layout))[:, [layout.index(channel) for channel in "RGB"]]
+        return [] if colours is None else [(red, green, blue) for red, green, blue in colours.tolist()]
+
+    @cached_property
+    def orientation(self) -> int:
+        """The EXIF orientation, by which `decode` turns the pixels; 1: upright."""
+        if self.tiff is not None:
+            return self.tiff.orientation
+        has_exif = any(name in self.data for name in (b"Exif", b"eXIf", b"EXIF"))  # without, PIL would decode a PNG
+        if self.kind in ("PNG", "JPEG", "WEBP") and has_exif:
+            with contextlib.suppress(*PIL_ERRORS):
+                return int(Image.open(io.BytesIO(self.data)).getexif().get(tiff_files.ORIENTATION, 1))
+        return 1
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether `decode` rotates or mirrors the pixels."""
+        return self.orientation in tiff_files.TURNS
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey."""
+        if self.kind == "PNG":
+            return b"IEND" not in self.data[-4096:]
+        # a thumbnail before the pixels of a JPEG has an end marker too, and other data may follow
+        pixels, end = self.jpeg_pixels, b"\xff\xd9"
+        return self.kind == "JPEG" and not self.data.endswith(end, pixels) and self.data.find(end, pixels) < 0
+
+    def refuse_bomb(self, expected: tuple[int, int] | None = None) -> None:
+        """Raises ReadError for a small file of a huge image, in all pages and channels, unless its size is expected."""
+        if self.tiff is not None:
+            self.tiff.refuse_bomb(expected)
+        elif (size := self.stored_size) is not None and size != expected:
+            tiff_files.refuse_bomb(len(self.data), size[0] * size[1], f"{size[1]}×{size[0]} pixels")
+
+    def reduction(self, min_side: int | None) -> tuple[int, int]:
+        """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's
+        flags. It must divide both sides: rounded up, the image would be stretched against its mask."""
+        if min_side is not None and self.jpeg_frame is not None:
+            height, width, components = self.jpeg_frame
+            colours = "GRAYSCALE" if components == 1 else "COLOR"
+            for factor in (8, 4, 2):
+                if height % factor == width % factor == 0 and min(height, width) // factor >= min_side:
+                    return factor, getattr(cv2, f"IMREAD_REDUCED_{colours}_{factor}")
+        return 1, AS_STORED
 
     def decode(self, min_side: int | None = None, channels: int | None = None) -> Pixels:
         """H,W,C in the file's own depth: RGB, grey or as many channels as there are. EXIF rotation is applied; alpha is
@@ -82,8 +158,13 @@ class EncodedImage:
                 return image[:, :, None]
             return image[:, :, :1] if is_grey_alpha else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
+    def open_tiff(self) -> TiffImage:
+        """Raises ReadError."""
+        return self.tiff or TiffImage(io.BytesIO(self.data))
+
     def with_opencv(self, flags: int = AS_STORED) -> Pixels:
-        self.refuse_cut_off()
+        if self.is_cut_off:
+            raise ReadError("the file is cut off")
         image = cv2.imdecode(np.frombuffer(self.data, np.uint8), flags)
         if image is None:
             raise ReadError(describe_content(self.data) or "not an image that can be decoded")
@@ -91,129 +172,20 @@ class EncodedImage:
 
     def with_pil(self, mode: str | None = None) -> Pixels:
         """The pixels in one of PIL's modes; without a mode, of a palette the indices, which OpenCV does not give."""
-        self.refuse_cut_off()
-        picture = self._picture or Image.open(io.BytesIO(self.data))  # which tells what is wrong
-        return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
-
-    def open_tiff(self) -> TiffImage:
-        """Raises ReadError."""
-        return self.tiff or TiffImage(io.BytesIO(self.data))
-
-    def reduction(self, min_side: int | None) -> tuple[int, int]:
-        """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's
-        flags. It must divide both sides: rounded up, the image would be stretched against its mask."""
-        if min_side is not None and (frame := self._jpeg_segments[0]) is not None:
-            height, width, components = frame
-            colours = "GRAYSCALE" if components == 1 else "COLOR"
-            for factor in (8, 4, 2):
-                if height % factor == width % factor == 0 and min(height, width) // factor >= min_side:
-                    return factor, getattr(cv2, f"IMREAD_REDUCED_{colours}_{factor}")
-        return 1, AS_STORED
-
-    def refuse_bomb(self, expected: tuple[int, int] | None = None) -> None:
-        """Raises ReadError for a small file of a huge image, in all pages and channels, unless its size is expected."""
-        if self.tiff is not None:
-            self.tiff.refuse_bomb(expected)
-        elif (size := self.stored_size) is not None and size != expected:
-            tiff_files.refuse_bomb(len(self.data), size[0] * size[1], f"{size[1]}×{size[0]} pixels")
-
-    @cached_property
-    def tiff(self) -> TiffImage | None:
-        """None for other files, and for a broken one."""
-        with contextlib.suppress(ReadError):
-            return TiffImage(io.BytesIO(self.data)) if self.kind == "TIFF" else None
-        return None
-
-    @property
-    def stored_size(self) -> tuple[int, int] | None:
-        """Height and width, before the image is turned. None of an array, and where the header does not say."""
-        if self.tiff is not None:
-            return self.tiff.stored_size
-        if (frame := self._jpeg_segments[0]) is not None:
-            return frame[:2]
-        if self.png_bits:  # faster than PIL
-            width, height = struct.unpack_from(">II", self.data, 16)
-            return height, width
-        return None if self._picture is None else (self._picture.height, self._picture.width)
-
-    @property
-    def channels_with_alpha(self) -> int:
-        """The number of channels of a file of which the last one is alpha; 0 for other files."""
-        if self.tiff is not None:
-            return self.tiff.num_channels if self.tiff.has_alpha else 0
-        if self.kind == "WEBP":
-            return 4 if self._picture is not None and self._picture.mode == "RGBA" else 0
-        return {PNG_GREY_ALPHA: 2, PNG_COLOUR_ALPHA: 4}.get(self.png_colours, 0)
-
-    @property
-    def nodata(self) -> float | None:
-        """The value of pixels without data, by the tag that GDAL writes into a TIFF."""
-        return None if self.tiff is None else self.tiff.nodata
-
-    @cached_property
-    def palette(self) -> list[tuple[int, int, int]]:
-        """Red, green and blue of each index where the pixels are indices into a table of colours; else empty."""
-        colours = None if self.tiff is None else self.tiff.palette
-        has_table = self.png_colours == PNG_PALETTE or self.kind == "BMP"
-        if has_table and self._picture is not None and self._picture.palette:
-            layout, table = self._picture.palette.getdata()  # RGB, or BGR and a byte that says nothing
-            values = np.frombuffer(bytes(table), np.uint8, len(table) // len(layout) * len(layout))
-            colours = values.reshape(-1, len(layout))[:, [layout.index(channel) for channel in "RGB"]]
-        return [] if colours is None else [(red, green, blue) for red, green, blue in colours.tolist()]
-
-    @property
-    def is_lossy(self) -> bool:
-        """Whether compression may have changed the values: JPEG, also inside a TIFF, and lossy WebP."""
-        if self.tiff is not None:
-            return self.tiff.is_lossy
-        return self.kind == "JPEG" or (self.kind == "WEBP" and b"VP8L" not in self.data[:65536])
-
-    @property
-    def is_turned(self) -> bool:
-        """Whether `decode` rotates or mirrors the pixels because of the EXIF orientation."""
-        return self.orientation in tiff_files.TURNS
-
-    @cached_property
-    def orientation(self) -> int:
-        """By which `decode` turns the pixels; 1: upright."""
-        if self.tiff is not None:
-            return self.tiff.orientation
-        if self._picture is None or not any(name in self.data for name in (b"Exif", b"eXIf", b"EXIF")):
-            return 1  # of a PNG without, PIL would decode the pixels
-        with contextlib.suppress(*PIL_ERRORS):
-            return int(self._picture.getexif().get(tiff_files.ORIENTATION, 1))
-        return 1
-
-    @cached_property
-    def _picture(self) -> Image.Image | None:
-        """What PIL reads before the pixels; None where it cannot, and of what others read."""
-        with contextlib.suppress(*PIL_ERRORS):
-            return None if self.kind in ("TIFF", "NPY") else Image.open(io.BytesIO(self.data))
-        return None
-
-    def refuse_cut_off(self) -> None:
         if self.is_cut_off:
             raise ReadError("the file is cut off")
+        picture = self.picture or Image.open(io.BytesIO(self.data))  # which tells what is wrong
+        return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey."""
-        if self.kind == "PNG":
-            return b"IEND" not in self.data[-4096:]
-        # a thumbnail before the pixels of a JPEG has an end marker too, and other data may follow
-        pixels, end = self._jpeg_segments[1], b"\xff\xd9"
-        return self.kind == "JPEG" and not self.data.endswith(end, pixels) and self.data.find(end, pixels) < 0
 
-    @cached_property
-    def _jpeg_segments(self) -> tuple[tuple[int, int, int] | None, int]:
-        """Height, width and number of components by the frame header of a JPEG, None if there is none or it is another
-        file; and where its pixels begin, or the chain of segments breaks off."""
-        data, position, frame = self.data if self.kind == "JPEG" else b"", 2, None
-        while len(data) > position + 1 and data[position] == 0xFF and (marker := data[position + 1]) != JPEG_SCAN:
-            if frame is None and marker in JPEG_FRAMES and len(data) >= position + 10:
-                frame = struct.unpack_from(">HHB", data, position + 5)
-            position += 1 if marker == JPEG_FILL else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-        return frame, position
+def _jpeg_segments(data: bytes) -> tuple[tuple[int, int, int] | None, int]:
+    """See EncodedImage. Where there is no scan: where the chain of segments breaks off."""
+    position, frame = 2, None
+    while len(data) > position + 1 and data[position] == 0xFF and (marker := data[position + 1]) != JPEG_SCAN:
+        if frame is None and marker in JPEG_FRAMES and len(data) >= position + 10:
+            frame = struct.unpack_from(">HHB", data, position + 5)
+        position += 1 if marker == JPEG_FILL else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return frame, position
 
 
 def mask_values_of(colours: Sequence[tuple[int, int, int]]) -> list[int]:
