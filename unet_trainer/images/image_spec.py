@@ -4,7 +4,7 @@ a spec takes them, read whole or in parts."""
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,8 +141,18 @@ class ImageReader:
         return filled
 
     def read_resized(self, size: Size) -> Pixels:
-        """H,W,C of the whole image, at about this size or larger, pixels averaged."""
-        return fit_image(self.stored, size) if self.spec is None else average_rows(self.read, self.size, size)
+        """H,W,C of the whole image at this size, pixels averaged; a side of a mapped one never grows."""
+        if self.spec is None:
+            return fit_image(self.stored, size)
+        (height, width), narrow = self.size, []  # as high as the image is, and as wide as the result
+        for top in range(0, height, ROWS_AT_ONCE):
+            rows = self.read(slice(top, min(top + ROWS_AT_ONCE, height)), slice(0, width))
+            narrow.append(resize_image(rows.astype(np.float32), (min(width, size[1]), len(rows)), cv2.INTER_AREA))
+        whole = resize_image(np.concatenate(narrow), (narrow[0].shape[1], min(height, size[0])), cv2.INTER_AREA)
+        if rows.dtype.kind in "ui":
+            limits = np.iinfo(rows.dtype)  # float32 rounds the highest of 32 bits up; processors cast that differently
+            whole = whole.astype(np.float64).round().clip(limits.min, limits.max)
+        return whole.astype(rows.dtype)
 
 
 @contextlib.contextmanager
@@ -178,19 +188,3 @@ def read_small(path: Path, spec: ImageSpec, min_side: int | None = None) -> Deco
     if not image.data:
         raise ReadError("the file is empty")
     return spec.decode(image, min_side)
-
-
-def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: Size) -> Pixels:
-    """H,W,C of an image that is read some rows at a time, at the new size, each pixel the mean of the area that it
-    covers. A side that would not shrink stays as it is. Equal to fit_image but for rounding."""
-    height, width = size
-    new_height, new_width = min(height, new_size[0]), min(width, new_size[1])
-    narrow = []  # as high as the image is, and as wide as the result
-    for top in range(0, height, ROWS_AT_ONCE):
-        rows = read(slice(top, min(top + ROWS_AT_ONCE, height)), slice(0, width))
-        narrow.append(resize_image(rows.astype(np.float32), (new_width, len(rows)), cv2.INTER_AREA))
-    whole = resize_image(np.concatenate(narrow), (new_width, new_height), cv2.INTER_AREA)
-    if rows.dtype.kind in "ui":
-        limits = np.iinfo(rows.dtype)  # float32 rounds the highest of 32 bits up; processors cast that differently
-        whole = whole.astype(np.float64).round().clip(limits.min, limits.max)
-    return whole.astype(rows.dtype)
