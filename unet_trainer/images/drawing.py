@@ -107,11 +107,9 @@ def error_sheet(
 ) -> Pixels:
     """H,W,3 uint8 image, H,W true and predicted ids of each sample → a row of image | truth | prediction | errors, as
     RGB; one legend for all of them. `has_background`: class 0 is what no class is, and has no colour."""
-    side = PANEL_SIDE if len(samples) == 1 else SAMPLE_SIDE
-    is_binary = has_background and len(id_names) == 2
-    rows = []
+    is_binary, rows = has_background and len(id_names) == 2, []
     for image, truth, predicted in samples:
-        size = _size_within(truth, side)
+        size = _size_within(truth, PANEL_SIDE if len(samples) == 1 else SAMPLE_SIDE)
         drawn = (image, overlay(image, truth, has_background), overlay(image, predicted, has_background))
         errors = error_map(image, truth, predicted, size, is_binary)
         rows.append([*(_resized(picture, size) for picture in drawn), errors])
@@ -122,10 +120,9 @@ def error_sheet(
     width = panels.shape[1]
     titles = [_text([(title, None)], width)] if title else []
     classes = legend([truth for _, truth, _ in samples], id_names, has_background, width)
-    kinds = {"found": ErrorKind.FOUND, "missed": ErrorKind.MISSED, "falsely found": ErrorKind.FALSE}
-    names = (
-        {f"{id_names[1]}, {what}": kind for what, kind in kinds.items()} if is_binary else {"wrong": ErrorKind.WRONG}
-    )
+    words = {"found": ErrorKind.FOUND, "missed": ErrorKind.MISSED, "falsely found": ErrorKind.FALSE}
+    of_class = {f"{id_names[1]}, {word}": kind for word, kind in words.items()} if is_binary else {}
+    names = of_class or {"wrong": ErrorKind.WRONG}
     meanings = _text([("errors:", None), *((text, ERROR_COLOURS[kind]) for text, kind in names.items())], width)
     whole = _joined([*titles, panels, classes, meanings])
     return np.pad(whole, ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=PAPER)
