@@ -19,8 +19,6 @@ COLOUR = 1 << 24  # a colour that is not grey is the number COLOUR + 0xRRGGBB
 IGNORED = 255  # id of pixels that count in no loss and no metric: void, padding
 UNKNOWN = 254  # id of values that belong to no class; never reaches a batch
 
-Channels = tuple[int, int, int]
-
 
 def read_mask(path: Path) -> Pixels:
     """See decode_mask_or_alpha."""
@@ -233,7 +231,7 @@ def as_written(values: Iterable[int]) -> MaskClass:
     return join_values([channels_of(value) if value >= COLOUR else value for value in values])
 
 
-def channels_of(value: int) -> Channels:
+def channels_of(value: int) -> tuple[int, int, int]:
     """Red, green and blue of a colour or an 8-bit grey."""
     if value < COLOUR:
         return value, value, value
