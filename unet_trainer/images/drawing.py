@@ -168,7 +168,7 @@ def _text(entries: Sequence[tuple[str, Colour | None]], width: int) -> Pixels:
     for text, colour in entries:
         start, shown = 0 if colour is None else SQUARE, text.encode("ascii", "replace").decode()
         half = len(shown) // 2
-        while half and start + _text_width(shown) > width:
+        while half > 1 and start + _text_width(shown) > width:
             half -= 1
             shown = f"{text[:half]}...{text[-half:]}".encode("ascii", "replace").decode()
         if place + start + _text_width(shown) > width:

@@ -26,7 +26,6 @@ COLOUR_CHANNELS = 3  # so many values count as one pixel
 MAX_CHANNELS = 64  # an axis of an array that is longer holds rows or columns
 BOMB_PIXELS = 100_000_000  # smaller images are decoded whatever their file size
 BOMB_RATIO = 200  # pixels per byte of file; more is a decompression bomb
-NEED_CHANNELS = f"need height, width and up to {MAX_CHANNELS} channels, first or last"
 NO_MEMORY = "there is not enough memory to decode it"
 
 ORIENTATION, NODATA = 274, 42113  # tags of EXIF and of GDAL
@@ -96,11 +95,14 @@ class TiffImage:
             array = self.series.asarray(out="memmap") if is_mapped else self.series.asarray(maxworkers=1)
             if array.size == 0 or array.dtype.kind not in "buif":
                 raise ReadError("not an image that can be decoded")
-            axes = self.series.axes
-            if array.ndim > 3 or self.num_channels > MAX_CHANNELS:
-                raise ReadError(f"an array of shape {array.shape}; {NEED_CHANNELS}")
-            array = np.moveaxis(array, (axes.index("Y"), axes.index("X")), (0, 1))
-            return upright(array[:, :, None] if array.ndim == 2 else array, self.orientation)
+            planes, _, height, width, samples = self.series.keyframe.shaped  # of planes and samples, one is 1
+            is_one = len(self.pages) == 1 and array.size == planes * height * width * samples
+            if is_one and self.num_channels <= MAX_CHANNELS:
+                array = array.reshape(planes, height, width, samples)
+                array = array[0] if planes == 1 else np.moveaxis(array[..., 0], 0, 2)
+            else:
+                array = with_channels_last(array)
+            return upright(array, self.orientation)
 
     def as_shown(self, stored: Pixels, channels: int | None, as_ids: bool = False) -> Pixels:
         """H,W,C of a part. Alpha is dropped unless it is one of the `channels` that are wanted. `as_ids`: without the
@@ -181,7 +183,8 @@ def with_channels_last(array: Pixels) -> Pixels:
         return squeezed[:, :, None]
     first, last = (squeezed.shape[0], squeezed.shape[2]) if squeezed.ndim == 3 else (0, 0)
     if first == last or min(first, last) > MAX_CHANNELS:
-        raise ReadError(f"an array of shape {array.shape}; {NEED_CHANNELS}")
+        need = f"need height, width and up to {MAX_CHANNELS} channels, first or last"
+        raise ReadError(f"an array of shape {array.shape}; {need}")
     return squeezed if last < first else np.moveaxis(squeezed, 0, 2)
 
 
