@@ -77,8 +77,8 @@ def test_images_that_differ_much_from_each_other_are_normalised_one_by_one(tmp_p
 
 def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, monkeypatch):
     """With a limit of ten thousand pixels, so that the test is fast."""
-    monkeypatch.setattr("unet_trainer.images.image_decoding.BOMB_PIXELS", 10_000)
-    monkeypatch.setattr("unet_trainer.images.image_decoding.BOMB_RATIO", 5)
+    monkeypatch.setattr("unet_trainer.images.tiff_files.BOMB_PIXELS", 10_000)
+    monkeypatch.setattr("unet_trainer.images.tiff_files.BOMB_RATIO", 5)
     nothing = np.zeros((150, 200), np.uint8)
     bomb = make_pair(tmp_path, "bomb", nothing)
     large = make_pair(tmp_path, "large", nothing)

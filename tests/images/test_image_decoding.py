@@ -68,6 +68,10 @@ def test_an_image_is_rotated_by_its_exif_orientation(kind, orientation):
     assert read.shape == ((60, 40, 3) if orientation > 4 else (40, 60, 3))
     assert np.abs(read - expected).mean() < 2
     assert EncodedImage(data).is_turned
+    if kind == "JPEG":  # behind a long comment
+        late = data[:2] + 2 * (b"\xff\xe5\xff\xff" + bytes(65533)) + data[2:]
+        assert same(decode_image(late), read.astype(np.uint8))
+        assert EncodedImage(late).is_turned
 
 
 def test_grey_with_alpha_is_one_channel():
@@ -222,6 +226,18 @@ def test_indices_into_colours_are_a_palette_whose_index_is_the_mask_and_greys_ar
     assert EncodedImage(data[:30]).palette == []
     for other in (GREY, PIXELS):  # a BMP of greys has a table of greys in order
         assert EncodedImage(pil_bytes(kind, other)).palette == []
+
+
+def test_in_a_palette_of_black_and_white_black_is_0_whatever_their_order():
+    ids = GREY // 128
+    for colours, expected in (([255] * 3 + [0] * 3, 1 - ids), ([0] * 3 + [255] * 3, ids)):
+        image = Image.fromarray(ids)
+        image.putpalette(colours)
+        for kind in ("PNG", "TIFF"):
+            assert same(decode_mask(pil_bytes(kind, image)), expected)
+    image = Image.fromarray(GREY // 64)  # three ids and more in the colours of two
+    image.putpalette([255] * 3 + [0] * 9)
+    assert same(decode_mask(pil_bytes("PNG", image)), GREY // 64)
 
 
 def test_compression_that_changes_values_is_told():

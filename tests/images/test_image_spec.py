@@ -10,7 +10,6 @@ from unet_trainer.images.image_spec import (
     RGB_8BIT,
     ImageReader,
     ImageSpec,
-    average_rows,
     find_missing,
     open_reader,
     read_small,
@@ -87,7 +86,7 @@ def test_a_reader_gives_what_read_image_gives(name, tmp_path):
 def test_rows_are_averaged_as_they_are_read(size, dtype, monkeypatch):
     monkeypatch.setattr(image_spec, "ROWS_AT_ONCE", 9)
     pixels = (PIXELS.astype(np.float64) * (1 if dtype == np.uint8 else 200.5)).astype(dtype)
-    found = average_rows(ImageReader(pixels).read, pixels.shape[:2], size)
+    found = ImageReader(pixels, RGB_8BIT).read_resized(size)
     expected = exact_average(exact_average(pixels.astype(np.float64), 0, min(61, size[0])), 1, min(83, size[1]))
     assert found.dtype == dtype
     tolerance = 0.51 if np.issubdtype(dtype, np.integer) else 0.05
@@ -137,4 +136,4 @@ def test_missing_data_is_filled_however_a_file_is_read(name, tmp_path):
     with open_reader(path, spec) as reader:
         np.testing.assert_array_equal(read_all(reader), filled)
         small = reader.read_resized((20, 30))
-    np.testing.assert_allclose(small, average_rows(ImageReader(filled).read, (61, 83), (20, 30)), rtol=1e-5)
+    np.testing.assert_allclose(small, ImageReader(filled, spec).read_resized((20, 30)), rtol=1e-5)

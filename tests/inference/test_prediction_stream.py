@@ -114,7 +114,7 @@ def test_bad_files_are_named_and_the_rest_is_done(tmp_path, images):
 
 @pytest.mark.parametrize(("fit", "is_large"), [("crop", False), ("crop", True), ("resize", True)])
 def test_a_large_tiff_is_streamed(tmp_path, monkeypatch, fit, is_large):
-    """Tiled from memory, or read by blocks; beside others."""
+    """Tiled from memory, or mapped into it; beside others."""
     if is_large:
         monkeypatch.setattr(image_spec, "LARGE_PIXELS", 100)
     (tmp_path / "images").mkdir()

@@ -13,12 +13,10 @@ from unet_trainer.images.mask_decoding import IGNORED
 Colour = tuple[int, int, int]
 
 GAP, LINE_HEIGHT, SQUARE, MAX_LEGEND = 8, 24, 18, 40
-CELL = 200  # longer side of an image in a contact sheet
-COLUMNS = 4  # images in a row of it
+CELL, COLUMNS = 200, 4  # longer side of an image in a contact sheet, and how many there are in a row
 PANEL_SIDE, SAMPLE_SIDE = 512, 224  # longer side of a panel of one image, and of one among several
 PANELS = ("image", "truth", "prediction", "errors")
-INK, PAPER = (40, 40, 40), 255
-DIMMED = 0.35  # of the image below the errors
+INK, PAPER, DIMMED = (40, 40, 40), 255, 0.35  # of texts, of what is below all, and of the image below the errors
 # Distinct on most images, the first with common colour blindness too; further classes start from the first again.
 _COLOURS = """
     00c878 ff8200 3c82ff e63ca0 f0dc00 965adc 00c8e6 aa6e3c 0000fa 00fa00 0a5000 007896 dcf096 fa00fa
@@ -29,16 +27,8 @@ COLOURS = np.array([*bytes.fromhex(_COLOURS)], np.uint8).reshape(-1, 3)
 BACKGROUND_COLOUR, IGNORED_COLOUR = (0, 0, 0), (128, 128, 128)
 
 
-class ErrorKind(IntEnum):
-    """What a pixel of an error map says: WRONG with several classes, FOUND, MISSED and FALSE with a single one."""
-
-    FOUND = 1
-    IGNORED = 2
-    MISSED = 3
-    FALSE = 4
-    WRONG = 5
-
-
+# What a pixel of an error map says: WRONG with several classes, FOUND, MISSED and FALSE with a single one.
+ErrorKind = IntEnum("ErrorKind", ["FOUND", "IGNORED", "MISSED", "FALSE", "WRONG"])
 ERROR_COLOURS: dict[ErrorKind, Colour] = {  # distinct with common colour blindness as well
     ErrorKind.FOUND: (200, 200, 200),
     ErrorKind.IGNORED: IGNORED_COLOUR,
@@ -59,12 +49,11 @@ def _colour_of(class_id: int) -> Colour:
 
 
 def display_range(image: Pixels) -> tuple[float, float]:
-    """The values of an image of any depth that are shown as black and white."""
-    if image.dtype.kind == "f":
-        is_missing = find_missing(image)
-        image = image if is_missing is None else image[~is_missing]
-    low, high = np.percentile(image, (1, 99)) if image.size else (np.float64(0), np.float64(1))
-    return low, high  # float64 of numpy, so that what is computed with them is too
+    """The values of an image of any depth that are shown as black and white, as float64 of numpy."""
+    is_missing = find_missing(image)
+    held = image if is_missing is None else image[~is_missing]
+    low, high = np.percentile(held if held.size else np.arange(2), (1, 99))
+    return low, high
 
 
 def to_display(image: Pixels, shown: tuple[float, float] | None = None) -> Pixels:
@@ -106,11 +95,11 @@ def contact_sheet(
     cells = []
     for (image, ids), label in zip(pictures, labels, strict=True):
         drawn = (image, overlay(image, ids, has_background))
-        both = _beside([_widened(_resized(picture, _size_within(picture, CELL)), CELL) for picture in drawn])
-        cells.append(_below([_text([(label, None)], both.shape[1], keeps_end=True), both]))
-    rows = [_beside(cells[start : start + COLUMNS], gap=3 * GAP) for start in range(0, len(cells), COLUMNS)]
-    sheet = _below([_widened(row, rows[0].shape[1]) for row in rows], gap=2 * GAP)
-    return _below([sheet, legend([ids for _, ids in pictures], names, has_background, sheet.shape[1])])
+        both = _joined([_resized(picture, _size_within(picture, CELL)) for picture in drawn], 1, GAP, CELL)
+        cells.append(_joined([_text([(label, None)], both.shape[1]), both]))
+    rows = [_joined(cells[start : start + COLUMNS], 1, 3 * GAP) for start in range(0, len(cells), COLUMNS)]
+    sheet = _joined(rows, gap=2 * GAP)
+    return _joined([sheet, legend([ids for _, ids in pictures], names, has_background, sheet.shape[1])])
 
 
 def error_sheet(
@@ -118,56 +107,48 @@ def error_sheet(
 ) -> Pixels:
     """H,W,3 uint8 image, H,W true and predicted ids of each sample → a row of image | truth | prediction | errors, as
     RGB; one legend for all of them. `has_background`: class 0 is what no class is, and has no colour."""
-    side = PANEL_SIDE if len(samples) == 1 else SAMPLE_SIDE
-    is_binary = has_background and len(id_names) == 2
-    rows = []
+    is_binary, rows = has_background and len(id_names) == 2, []
     for image, truth, predicted in samples:
-        size = _size_within(truth, side)
+        size = _size_within(truth, PANEL_SIDE if len(samples) == 1 else SAMPLE_SIDE)
         drawn = (image, overlay(image, truth, has_background), overlay(image, predicted, has_background))
         errors = error_map(image, truth, predicted, size, is_binary)
         rows.append([*(_resized(picture, size) for picture in drawn), errors])
-    width = max(panels[0].shape[1] for panels in rows)
-    header = _beside([_text([(name, None)], width) for name in PANELS])
-    panels = _below([_beside([_widened(panel, width) for panel in panels]) for panels in rows], gap=GAP)
-    kinds = {"wrong": ErrorKind.WRONG}
-    if is_binary:
-        of_class = {"found": ErrorKind.FOUND, "missed": ErrorKind.MISSED, "falsely found": ErrorKind.FALSE}
-        kinds = {f"{id_names[1]}, {what}": kind for what, kind in of_class.items()}
-    width = header.shape[1]
+    width = max(row[0].shape[1] for row in rows)
+    heads = [_text([(name, None)], width) for name in PANELS]
+    columns = [_joined([head, _joined([row[at] for row in rows], gap=GAP)]) for at, head in enumerate(heads)]
+    panels = _joined(columns, 1, GAP)
+    width = panels.shape[1]
     titles = [_text([(title, None)], width)] if title else []
     classes = legend([truth for _, truth, _ in samples], id_names, has_background, width)
-    meanings = _text([("errors:", None), *((text, ERROR_COLOURS[kind]) for text, kind in kinds.items())], width)
-    whole = _below([*titles, header, panels, classes, meanings])
+    words = {"found": ErrorKind.FOUND, "missed": ErrorKind.MISSED, "falsely found": ErrorKind.FALSE}
+    of_class = {f"{id_names[1]}, {word}": kind for word, kind in words.items()} if is_binary else {}
+    names = of_class or {"wrong": ErrorKind.WRONG}
+    meanings = _text([("errors:", None), *((text, ERROR_COLOURS[kind]) for text, kind in names.items())], width)
+    whole = _joined([*titles, panels, classes, meanings])
     return np.pad(whole, ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=PAPER)
 
 
 def error_map(image: Pixels, truth: Pixels, predicted: Pixels, size: tuple[int, int], is_binary: bool) -> Pixels:
     """The image dimmed, with wrong pixels in colour; of one class and background, missed and falsely found ones in two
-    colours. Made smaller, a pixel is wrong if any of those that it stands for is."""
-    grey = cv2.cvtColor(_resized(image, size), cv2.COLOR_RGB2GRAY) * DIMMED
-    result = np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
-    kinds = error_kinds(truth, predicted, size, is_binary)
-    for kind, colour in ERROR_COLOURS.items():
-        result[kinds == kind] = colour
-    return result
+    colours."""
+    grey = (cv2.cvtColor(_resized(image, size), cv2.COLOR_RGB2GRAY) * DIMMED).astype(np.uint8)
+    kinds = error_kinds(truth, predicted, size, is_binary)[:, :, None]
+    colours = np.array([BACKGROUND_COLOUR, *ERROR_COLOURS.values()], np.uint8)
+    return np.where(kinds > 0, colours[kinds[:, :, 0]], grey[:, :, None])
 
 
 def error_kinds(truth: Pixels, predicted: Pixels, size: tuple[int, int], is_binary: bool) -> Pixels:
-    """H,W ids → h,w of ErrorKind, 0 where there is nothing to show; made smaller as error_map says."""
+    """H,W ids → h,w of ErrorKind, 0 where there is nothing to show. Made smaller, the highest kind of the pixels that
+    one stands for: a small error is not lost."""
     is_counted = truth != IGNORED
-    is_wrong = (truth != predicted) & is_counted
-    layers, errors = [(~is_counted, ErrorKind.IGNORED)], [(is_wrong, ErrorKind.WRONG)]
+    kinds = np.where(is_counted, np.uint8(0), np.uint8(ErrorKind.IGNORED))
+    kinds[(truth != predicted) & is_counted] = ErrorKind.WRONG
     if is_binary:
-        layers.insert(0, ((truth == 1) & (predicted == 1), ErrorKind.FOUND))
-        errors = [(is_wrong & (truth == 1), ErrorKind.MISSED), (is_wrong & (predicted == 1), ErrorKind.FALSE)]
-    kinds = np.zeros(size, np.uint8)
-    for mask, kind in layers:
-        kinds[_resized(mask.astype(np.float32), size) >= 0.5] = kind
-    coverages = [_resized(mask.astype(np.float32), size) for mask, _ in errors]  # share of each pixel
-    most = np.max(coverages, axis=0)
-    for covered, (_, kind) in zip(coverages, errors, strict=True):
-        kinds[(covered > 0) & (covered == most)] = kind
-    return kinds
+        kinds[(truth == 1) & (predicted == 1)] = ErrorKind.FOUND
+        kinds[(truth == 1) & (predicted == 0)] = ErrorKind.MISSED
+        kinds[(truth == 0) & (predicted == 1)] = ErrorKind.FALSE
+    factor = max(1, -(-truth.shape[0] // size[0]))
+    return cv2.resize(cv2.dilate(kinds, np.ones((factor, factor))), size[::-1], interpolation=cv2.INTER_NEAREST)
 
 
 def legend(masks: Sequence[Pixels], names: Sequence[str], has_background: bool, width: int) -> Pixels:
@@ -179,16 +160,17 @@ def legend(masks: Sequence[Pixels], names: Sequence[str], has_background: bool, 
     return _text(entries, width) if entries else np.full((0, width, 3), PAPER, np.uint8)
 
 
-def _text(entries: Sequence[tuple[str, Colour | None]], width: int, keeps_end: bool = False) -> Pixels:
+def _text(entries: Sequence[tuple[str, Colour | None]], width: int) -> Pixels:
     """Texts beside each other on white, each after a square of its colour, in as many rows as it takes. OpenCV draws
-    ASCII only. Of what is longer than a row, the beginning is shown, or the end."""
+    ASCII only. What is longer than a row loses its middle."""
     rows: list[Pixels] = []
     place = width
     for text, colour in entries:
-        start = 0 if colour is None else SQUARE
-        shown = text.encode("ascii", "replace").decode()
-        while len(shown) > 4 and start + _text_width(shown) > width:
-            shown = f"...{shown.removeprefix('...')[1:]}" if keeps_end else f"{shown.removesuffix('...')[:-1]}..."
+        start, shown = 0 if colour is None else SQUARE, text.encode("ascii", "replace").decode()
+        half = len(shown) // 2
+        while half > 1 and start + _text_width(shown) > width:
+            half -= 1
+            shown = f"{text[:half]}...{text[-half:]}".encode("ascii", "replace").decode()
         if place + start + _text_width(shown) > width:
             rows.append(np.full((LINE_HEIGHT, width, 3), PAPER, np.uint8))
             place = 0
@@ -217,18 +199,13 @@ def _resized(picture: Pixels, size: tuple[int, int]) -> Pixels:
     return cv2.resize(picture, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_NEAREST)
 
 
-def _widened(picture: Pixels, width: int, height: int | None = None) -> Pixels:
-    """On white of this width and, if it is named, height."""
-    below = (picture.shape[0] if height is None else height) - picture.shape[0]
-    return np.pad(picture, ((0, below), (0, width - picture.shape[1]), (0, 0)), constant_values=PAPER)
-
-
-def _beside(pictures: Sequence[Pixels], gap: int = GAP) -> Pixels:
-    height = max(picture.shape[0] for picture in pictures)
-    equal = [_widened(picture, picture.shape[1] + gap, height) for picture in pictures]
-    return np.hstack(equal)[:, : -gap or None]
-
-
-def _below(pictures: Sequence[Pixels], gap: int = 0) -> Pixels:
-    rows = [_widened(picture, picture.shape[1], picture.shape[0] + gap) for picture in pictures]
-    return np.vstack(rows)[: -gap or None]
+def _joined(pictures: Sequence[Pixels], axis: int = 0, gap: int = 0, least: int = 0) -> Pixels:
+    """Pictures below each other, or beside each other (axis 1), on white, each as wide as the widest."""
+    across = max(picture.shape[1 - axis] for picture in pictures)
+    padded = []
+    for index, picture in enumerate(pictures):
+        border = [(0, 0), (0, 0), (0, 0)]
+        border[1 - axis] = (0, across - picture.shape[1 - axis])
+        border[axis] = (0, max(0, least - picture.shape[axis]) + (gap if index + 1 < len(pictures) else 0))
+        padded.append(np.pad(picture, border, constant_values=PAPER))
+    return np.concatenate(padded, axis)

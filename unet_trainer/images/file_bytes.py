@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import io
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,34 +47,41 @@ class StoredFile(type(Path())):  # type: ignore[misc] # before Python 3.12 nothi
     member: Any
 
 
-def read_bytes(path: Path) -> bytes:
-    return read_with_stamp(path)[0]
-
-
-def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
-    """The content of a file, and its stamp from when it was opened. Raises ReadError."""
+def open_file(path: Path) -> BinaryIO:
+    """For reading. Raises ReadError."""
     if isinstance(path, StoredFile):
-        data, stamp = path.store.read(path), path.stamp
+        return io.BytesIO(read_bytes(path))
+    try:
+        return input_files.open_file(path)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and path.is_symlink():
+            raise ReadError(f"a link to {path.readlink()}, which does not exist") from None
+        raise ReadError(error.strerror or str(error)) from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file. Raises ReadError, also where there is none."""
+    if isinstance(path, StoredFile):
+        data = path.store.read(path)
     else:
-        try:
-            with input_files.open_file(path) as file:
-                stamp = as_stamp(os.fstat(file.fileno()))
+        with open_file(path) as file:
+            try:
                 data = input_files.read_rest(file, MAX_BYTES)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and path.is_symlink():
-                raise ReadError(f"a link to {path.readlink()}, which does not exist") from None
-            raise ReadError(error.strerror or str(error)) from None
+            except OSError as error:
+                raise ReadError(error.strerror or str(error)) from None
     if not data:
         raise ReadError("the file is empty")
-    return data, stamp
+    return data
 
 
 def file_stamp(path: Path) -> Stamp | None:
-    """Size and times of a file, or what tells a file in a shard from another; None where it is not there."""
+    """What tells the content of a file from another; None where it is not there. The modification time is not enough:
+    files from one archive, swapped by renaming, share it."""
     if isinstance(path, StoredFile):
         return path.stamp
     with contextlib.suppress(OSError, ValueError):
-        return as_stamp(path.stat())
+        status = path.stat()
+        return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     return None
 
 
@@ -90,21 +96,6 @@ def is_file(path: Path) -> bool:
     return False
 
 
-def as_stamp(status: os.stat_result) -> Stamp:
-    """The modification time is not enough: files from one archive, swapped by renaming, share it."""
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-
-
 def content_digest(data: bytes | memoryview) -> str:
     """The same for two files only if their bytes are the same."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def open_file(path: Path) -> BinaryIO:
-    """For reading. Raises ReadError."""
-    if isinstance(path, StoredFile):
-        return io.BytesIO(read_bytes(path))
-    try:
-        return input_files.open_file(path)
-    except OSError as error:
-        raise ReadError(error.strerror or str(error)) from None

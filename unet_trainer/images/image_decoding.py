@@ -3,14 +3,14 @@
 Values keep their depth. OpenCV decodes PNG, JPEG, WebP and BMP, tifffile TIFF. Where OpenCV would damage data (palettes
 turned into colours, cut-off files accepted), PIL decodes instead, or the file is refused."""
 
+import contextlib
 import io
 import logging
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, TypeVar
 
 import cv2
 import numpy as np
@@ -18,40 +18,35 @@ from PIL import Image
 
 from unet_trainer.images import tiff_files
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
-from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, ORIENTATION, TIFF_STARTS, TURNS, Pixels, TiffImage
+from unet_trainer.images.tiff_files import TIFF_STARTS, Pixels, TiffImage, read_errors, with_channels_last
 
 VOLUME_EXTENSIONS = (".nii", ".nii.gz")  # that training reads slice by slice
 IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy"])
+PNG_START = b"\x89PNG\r\n\x1a\n"
+KINDS = {PNG_START: "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"\x93NUMPY": "NPY", b"BM": "BMP", b"RIFF": "WEBP"}
+KINDS |= dict.fromkeys(TIFF_STARTS, "TIFF")  # by how files begin
+PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
+JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
+JPEG_SCAN, JPEG_FILL = 0xDA, 0xFF  # the marker before the pixel data; a byte that may precede a marker
 AS_STORED = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
-COLOUR_CHANNELS = 3  # so many values count as one pixel
+# What PIL raises for a broken header.
+PIL_ERRORS = (OSError, SyntaxError, ValueError, TypeError, struct.error, OverflowError)
 
 # The decoders' own messages name no file; the errors raised here are shown with the file's name.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 for decoder in ("tifffile", "PIL"):
     logging.getLogger(decoder).setLevel(logging.CRITICAL)
-
-PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
-JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
-GIF_START, NPY_START, BMP_START, WEBP_START = b"GIF8", b"\x93NUMPY", b"BM", b"RIFF"
-
-PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
-JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
-JPEG_SCAN, JPEG_FILL = 0xDA, 0xFF  # the marker before the pixel data; a byte that may precede a marker
-
 Image.MAX_IMAGE_PIXELS = None  # PIL would warn about any large image; refuse_bomb replaces that check
-# What PIL raises for a broken header.
-PIL_ERRORS = (OSError, SyntaxError, ValueError, TypeError, struct.error, OverflowError)
-Found = TypeVar("Found")
 
 
 def read_image(path: Path, min_side: int | None = None) -> Pixels:
-    """H,W,C in the file's own depth. A JPEG may be decoded at 1/2 to 1/8 while both sides stay at least `min_side`."""
+    """See EncodedImage.decode."""
     return decode_image(read_bytes(path), min_side)
 
 
-def decode_image(data: bytes, min_side: int | None = None, channels: int | None = None) -> Pixels:
+def decode_image(data: bytes, min_side: int | None = None) -> Pixels:
     """See EncodedImage.decode."""
-    return EncodedImage(data).decode(min_side, channels)
+    return EncodedImage(data).decode(min_side)
 
 
 class EncodedImage:
@@ -60,20 +55,99 @@ class EncodedImage:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
+        self.kind = next((kind for start, kind in KINDS.items() if data.startswith(start)), "")
+        self.png_bits, self.png_colours = data[24:26] if self.kind == "PNG" and len(data) > 25 else bytes(2)
+        self.tiff: TiffImage | None = None
+        self.picture: Image.Image | None = None  # of PIL, its pixels not read yet; only where nothing faster tells
+        with contextlib.suppress(ReadError, *PIL_ERRORS):
+            if self.kind == "TIFF":
+                self.tiff = TiffImage(io.BytesIO(data))
+            elif self.kind not in ("PNG", "JPEG", "NPY") or self.png_colours == PNG_PALETTE:
+                self.picture = Image.open(io.BytesIO(data))
+        # of a JPEG: height, width and number of components, if there is a frame header; and where its pixels begin
+        self.jpeg_frame, self.jpeg_pixels = _jpeg_segments(data if self.kind == "JPEG" else b"")
+        # height and width before the image is turned; None of an array, and where the header does not say
+        self.stored_size: tuple[int, int] | None = self.jpeg_frame[:2] if self.jpeg_frame is not None else None
+        self.channels_with_alpha = 0  # the number of channels of a file of which the last one is alpha
+        self.nodata: float | None = None  # the value of pixels without data, by the tag that GDAL writes into a TIFF
+        # whether compression may have changed the values
+        self.is_lossy = self.kind == "JPEG" or (self.kind == "WEBP" and b"VP8L" not in data[:65536])
+        if self.png_bits:
+            self.stored_size = struct.unpack_from(">II", data, 16)[::-1]
+            self.channels_with_alpha = {PNG_GREY_ALPHA: 2, PNG_COLOUR_ALPHA: 4}.get(self.png_colours, 0)
+        elif self.picture is not None:
+            self.stored_size = self.picture.height, self.picture.width
+            self.channels_with_alpha = 4 if self.kind == "WEBP" and self.picture.mode == "RGBA" else 0
+        elif self.tiff is not None:
+            self.stored_size, self.nodata, self.is_lossy = self.tiff.stored_size, self.tiff.nodata, self.tiff.is_lossy
+            self.channels_with_alpha = self.tiff.num_channels if self.tiff.has_alpha else 0
+
+    @cached_property
+    def palette(self) -> list[tuple[int, int, int]]:
+        """Red, green and blue of each index where the pixels are indices into a table of colours; else empty."""
+        colours = None if self.tiff is None else self.tiff.palette
+        if self.kind in ("PNG", "BMP") and self.picture is not None and self.picture.palette:
+            layout, table = self.picture.palette.getdata()  # RGB, or BGR and a byte that says nothing
+            values = np.frombuffer(bytes(table), np.uint8, len(table) // len(layout) * len(layout))
+            colours = values.reshape(-1, len(layout))[:, [layout.index(channel) for channel in "RGB"]]
+        return [] if colours is None else [(red, green, blue) for red, green, blue in colours.tolist()]
+
+    @cached_property
+    def orientation(self) -> int:
+        """The EXIF orientation, by which `decode` turns the pixels; 1: upright."""
+        if self.tiff is not None:
+            return self.tiff.orientation
+        has_exif = any(name in self.data for name in (b"Exif", b"eXIf", b"EXIF"))  # without, PIL would decode a PNG
+        if self.kind in ("PNG", "JPEG", "WEBP") and has_exif:
+            with contextlib.suppress(*PIL_ERRORS):
+                return int(Image.open(io.BytesIO(self.data)).getexif().get(tiff_files.ORIENTATION, 1))
+        return 1
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether `decode` rotates or mirrors the pixels."""
+        return self.orientation in tiff_files.TURNS
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey."""
+        if self.kind == "PNG":
+            return b"IEND" not in self.data[-4096:]
+        # a thumbnail before the pixels of a JPEG has an end marker too, and other data may follow
+        pixels, end = self.jpeg_pixels, b"\xff\xd9"
+        return self.kind == "JPEG" and not self.data.endswith(end, pixels) and self.data.find(end, pixels) < 0
+
+    def refuse_bomb(self, expected: tuple[int, int] | None = None) -> None:
+        """Raises ReadError for a small file of a huge image, in all pages and channels, unless its size is expected."""
+        if self.tiff is not None:
+            self.tiff.refuse_bomb(expected)
+        elif (size := self.stored_size) is not None and size != expected:
+            tiff_files.refuse_bomb(len(self.data), size[0] * size[1], f"{size[1]}×{size[0]} pixels")
+
+    def reduction(self, min_side: int | None) -> tuple[int, int]:
+        """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's
+        flags. It must divide both sides: rounded up, the image would be stretched against its mask."""
+        if min_side is not None and self.jpeg_frame is not None:
+            height, width, components = self.jpeg_frame
+            colours = "GRAYSCALE" if components == 1 else "COLOR"
+            for factor in (8, 4, 2):
+                if height % factor == width % factor == 0 and min(height, width) // factor >= min_side:
+                    return factor, getattr(cv2, f"IMREAD_REDUCED_{colours}_{factor}")
+        return 1, AS_STORED
 
     def decode(self, min_side: int | None = None, channels: int | None = None) -> Pixels:
         """H,W,C in the file's own depth: RGB, grey or as many channels as there are. EXIF rotation is applied; alpha is
-        dropped, unless it is one of the `channels` that are wanted; `min_side` as in read_image. Raises ReadError, of a
-        decompression bomb before it is decoded."""
+        dropped, unless it is one of the `channels` that are wanted. A JPEG may be decoded at 1/2 to 1/8 while both
+        sides stay at least `min_side`. Raises ReadError, of a decompression bomb before it is decoded."""
         self.refuse_bomb()
-        with tiff_files.read_errors():
-            if self.data.startswith(NPY_START):
-                return np.ascontiguousarray(tiff_files.with_channels_last(decode_array(self.data)))
-            if self.is_tiff:
+        with read_errors():
+            if self.kind == "NPY":
+                return np.ascontiguousarray(with_channels_last(decode_array(self.data)))
+            if self.kind == "TIFF":
                 return self.open_tiff().read_all(channels)
-            if self.data.startswith(GIF_START):
+            if self.kind == "GIF":
                 return self.with_pil("RGB")
-            is_grey_alpha = self.png_kind[1] == PNG_GREY_ALPHA
+            is_grey_alpha = self.png_colours == PNG_GREY_ALPHA
             keeps_alpha = channels is not None and self.channels_with_alpha == channels
             # which OpenCV does not turn
             if keeps_alpha and (image := self.with_opencv(cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):
@@ -84,7 +158,11 @@ class EncodedImage:
                 return image[:, :, None]
             return image[:, :, :1] if is_grey_alpha else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
-    def with_opencv(self, flags: int) -> Pixels:
+    def open_tiff(self) -> TiffImage:
+        """Raises ReadError."""
+        return self.tiff or TiffImage(io.BytesIO(self.data))
+
+    def with_opencv(self, flags: int = AS_STORED) -> Pixels:
         if self.is_cut_off:
             raise ReadError("the file is cut off")
         image = cv2.imdecode(np.frombuffer(self.data, np.uint8), flags)
@@ -96,168 +174,24 @@ class EncodedImage:
         """The pixels in one of PIL's modes; without a mode, of a palette the indices, which OpenCV does not give."""
         if self.is_cut_off:
             raise ReadError("the file is cut off")
-        with Image.open(io.BytesIO(self.data)) as picture:
-            return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
-
-    def open_tiff(self) -> TiffImage:
-        """Raises ReadError."""
-        return self.tiff or TiffImage(io.BytesIO(self.data))
-
-    def reduction(self, min_side: int | None) -> tuple[int, int]:
-        """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's
-        flags. It must divide both sides: rounded up, the image would be stretched against its mask."""
-        if min_side is not None and self._jpeg_frame is not None:
-            height, width, components = self._jpeg_frame
-            colours = "GRAYSCALE" if components == 1 else "COLOR"
-            for factor in (8, 4, 2):
-                if height % factor == width % factor == 0 and min(height, width) // factor >= min_side:
-                    return factor, getattr(cv2, f"IMREAD_REDUCED_{colours}_{factor}")
-        return 1, AS_STORED
-
-    def refuse_bomb(self, expected: tuple[int, int] | None = None) -> None:
-        """Raises ReadError for a small file of a huge image, in all pages and channels, unless its size is expected."""
-        if (size := self.stored_size) is None:
-            return
-        num_pixels, what = size[0] * size[1], f"{size[1]}×{size[0]} pixels"
-        if (tiff := self.tiff) is not None:
-            expected = expected if tiff.num_values // COLOUR_CHANNELS <= num_pixels else None
-            num_pixels = max(num_pixels, tiff.num_values // COLOUR_CHANNELS)
-            what += f" on {len(tiff.pages)} pages" if len(tiff.pages) > 1 else ""
-        if num_pixels > max(BOMB_PIXELS, len(self.data) * BOMB_RATIO) and size != expected:
-            raise ReadError(f"{len(self.data) / 1e6:.2g} MB that decompress to {what}: a decompression bomb")
-
-    @property
-    def is_tiff(self) -> bool:
-        return self.data.startswith(TIFF_STARTS)
-
-    @cached_property
-    def tiff(self) -> TiffImage | None:
-        """None for other files, and for a broken one."""
-        try:
-            return TiffImage(io.BytesIO(self.data)) if self.is_tiff else None
-        except ReadError:
-            return None
-
-    @property
-    def stored_size(self) -> tuple[int, int] | None:
-        """Height and width, before the image is turned. None of an array, and where the header does not say."""
-        if self.is_tiff or self.data.startswith(NPY_START):
-            return None if self.tiff is None else self.tiff.stored_size
-        if self._jpeg_frame is not None:
-            return self._jpeg_frame[:2]
-        if self.data.startswith(PNG_START) and len(self.data) >= 24:  # faster than PIL
-            width, height = struct.unpack_from(">II", self.data, 16)
-            return height, width
-        return picture_size(self.data)
-
-    @property
-    def channels_with_alpha(self) -> int:
-        """The number of channels of a file of which the last one is alpha; 0 for other files."""
-        data = self.data
-        if self.tiff is not None:
-            return self.tiff.num_channels if self.tiff.has_alpha else 0
-        if data.startswith(WEBP_START) and len(data) > 24 and data[12:16] in (b"VP8X", b"VP8L"):  # extended or lossless
-            return 4 if data[20 if data[12:16] == b"VP8X" else 24] & 16 else 0
-        return {PNG_GREY_ALPHA: 2, PNG_COLOUR_ALPHA: 4}.get(self.png_kind[1], 0)
-
-    @property
-    def nodata(self) -> float | None:
-        """The value of pixels without data, by the tag that GDAL writes into a TIFF."""
-        return None if self.tiff is None else self.tiff.nodata
-
-    @cached_property
-    def palette(self) -> list[tuple[int, int, int]]:
-        """Red, green and blue of each index where the pixels are indices into a table of colours; else empty."""
-        if self.tiff is not None:
-            colours = [] if self.tiff.palette is None else self.tiff.palette.tolist()
-            return [(red, green, blue) for red, green, blue in colours]
-        is_bmp = self.data.startswith(BMP_START) and len(self.data) > 30 and self.data[28] <= 8
-        if self.png_kind[1] != PNG_PALETTE and not is_bmp:
-            return []
-        channels = look_with_pil(self.data, lambda picture: picture.getpalette("RGB"), None) or []
-        return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
-
-    @property
-    def is_lossy(self) -> bool:
-        """Whether compression may have changed the values: JPEG, also inside a TIFF, and lossy WebP."""
-        if self.tiff is not None:
-            return self.tiff.is_lossy
-        if self.data.startswith(WEBP_START):
-            kind = self.data[12:16]
-            return kind == b"VP8 " or (kind == b"VP8X" and b"VP8L" not in self.data[:65536])
-        return self.data.startswith(JPEG_START)
-
-    @property
-    def is_turned(self) -> bool:
-        """Whether `decode` rotates or mirrors the pixels because of the EXIF orientation."""
-        return self.orientation in TURNS
-
-    @cached_property
-    def orientation(self) -> int:
-        """By which `decode` turns the pixels; 1: upright."""
-        data, is_webp = self.data, self.data.startswith(WEBP_START)
-        if self.tiff is not None:
-            return self.tiff.orientation
-        if not is_webp and not data.startswith((JPEG_START, PNG_START)):
-            return 1
-        if b"Exif" not in data[:65536] and b"eXIf" not in data and not (is_webp and b"EXIF" in data):
-            return 1  # saves the time that PIL needs
-        return look_with_pil(data, lambda picture: int(picture.getexif().get(ORIENTATION, 1)), 1)
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey."""
-        if self.data.startswith(PNG_START):
-            return PNG_END not in self.data[-4096:]
-        if not self.data.startswith(JPEG_START):
-            return False
-        # a thumbnail before the pixels has an end marker too, and other data may follow
-        _, pixels = self._jpeg_segments
-        return not self.data.endswith(JPEG_END, pixels) and self.data.find(JPEG_END, pixels) < 0
-
-    @property
-    def _jpeg_frame(self) -> tuple[int, int, int] | None:
-        """Height, width and number of components of a JPEG; None for other files and where there is no frame header."""
-        return self._jpeg_segments[0] if self.data.startswith(JPEG_START) else None
-
-    @cached_property
-    def _jpeg_segments(self) -> tuple[tuple[int, int, int] | None, int]:
-        """The frame header of a JPEG, and where its pixels begin, or the chain of segments breaks off."""
-        data, position, frame = self.data, 2, None
-        while len(data) > position + 1 and data[position] == 0xFF and (marker := data[position + 1]) != JPEG_SCAN:
-            if frame is None and marker in JPEG_FRAMES and len(data) >= position + 10:
-                frame = struct.unpack_from(">HHB", data, position + 5)
-            position += 1 if marker == JPEG_FILL else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-        return frame, position
-
-    @property
-    def png_kind(self) -> tuple[int, int]:
-        """Bits per value and colour type; zeros for other files."""
-        is_png = self.data.startswith(PNG_START) and len(self.data) > 25
-        return (self.data[24], self.data[25]) if is_png else (0, 0)
+        picture = self.picture or Image.open(io.BytesIO(self.data))  # which tells what is wrong
+        return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
 
 
-def look_with_pil(file: bytes | BinaryIO, look: Callable[[Image.Image], Found], default: Found) -> Found:
-    """What `look` finds in a picture's header, or the default. Moves the position of a file."""
-    stream = io.BytesIO(file) if isinstance(file, bytes) else file
-    stream.seek(0)
-    try:
-        return look(Image.open(stream))  # closing it would close the file
-    except PIL_ERRORS:
-        return default
+def _jpeg_segments(data: bytes) -> tuple[tuple[int, int, int] | None, int]:
+    """See EncodedImage. Where there is no scan: where the chain of segments breaks off."""
+    position, frame = 2, None
+    while len(data) > position + 1 and data[position] == 0xFF and (marker := data[position + 1]) != JPEG_SCAN:
+        if frame is None and marker in JPEG_FRAMES and len(data) >= position + 10:
+            frame = struct.unpack_from(">HHB", data, position + 5)
+        position += 1 if marker == JPEG_FILL else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return frame, position
 
 
-def picture_size(file: bytes | BinaryIO) -> tuple[int, int] | None:
-    """Height and width as stored, or None where PIL cannot read the header. Moves the position of a file."""
-    return look_with_pil(file, lambda picture: (picture.height, picture.width), None)
-
-
-def mask_values_of(colours: Sequence[Sequence[int]]) -> list[int]:
-    """The value of each index in a mask with this palette: the index, but in one of black and white, black is 0 and
-    white is 1, whatever their order."""
-    if {tuple(colour) for colour in colours} == {(0, 0, 0), (255, 255, 255)}:
-        return [red // 255 for red, _, _ in colours]
-    return list(range(len(colours)))
+def mask_values_of(colours: Sequence[tuple[int, int, int]]) -> list[int]:
+    """The value of each index in a mask with this palette: the index; but of white and black, black is 0."""
+    is_negative = colours[:1] == [(255, 255, 255)] and set(colours[1:]) == {(0, 0, 0)}
+    return [1, 0, *range(2, len(colours))] if is_negative else list(range(len(colours)))
 
 
 def decode_array(data: bytes) -> Pixels:
@@ -273,13 +207,11 @@ def decode_array(data: bytes) -> Pixels:
 def map_npy(path: Path) -> Pixels:
     """H,W,C of an array file, mapped into memory: what is not looked at is not read. Raises ReadError."""
     open_file(path).close()  # a pipe would be waited for
-    try:
+    with contextlib.suppress(Exception):  # of a broken header, anything
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception:  # of a broken header, anything
-        array = None
-    if array is None or array.dtype.kind not in "buif" or array.size == 0 or not array.dtype.isnative:
-        return decode_image(read_bytes(path))  # which says what is wrong, or reads another byte order
-    return tiff_files.with_channels_last(array)
+        if array.dtype.kind in "buif" and array.size and array.dtype.isnative:
+            return with_channels_last(array)
+    return read_image(path)  # which says what is wrong, or reads another byte order
 
 
 def write_image(path: Path, pixels: Pixels) -> None:
@@ -296,40 +228,40 @@ def encode_image(pixels: Pixels, extension: str) -> bytes:
     return buffer.tobytes()
 
 
-HEAD_BYTES = 512
-FORMATS = {  # by their extensions: what a file is, with what to do about it
-    ".heic .heif": "a photo in Apple's HEIC format; convert it to JPEG or PNG",
-    ".avif .jfif .jpe .ppm .pgm .pnm .jp2 .jxl .tga .psd .svg .pdf": "a picture of a form that is not read; convert it "
-    "to PNG or TIFF (magick FILE out.png)",
-    ".dcm .dicom .ima": "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them)",
-    ".nii .nii.gz": "a NIfTI volume; save its slices as TIFF or .npy (nibabel reads them; training takes volumes)",
-    ".czi .nd2 .lif .oib .lsm .vsi .ims": "a file of a microscope; save it as TIFF (bfconvert FILE out.tif)",
-    ".npz .h5 .hdf5 .mat .mha .mhd .nrrd": "a file of arrays; save each image in it as TIFF or .npy",
-    ".zip .tar .7z .rar .gz .tgz": "an archive; unpack it, and give the folder in its place (shards are plain .tar)",
-    ".mp4 .mov .avi .mkv .webm .mpg .wmv": "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)",
-    ".parquet .arrow": "a table of Hugging Face, which is not read; save its images and masks as files, or give the "
-    "pairs from Python (train_data=)",
-    "git-lfs": "a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned",
-}
-FOREIGN_FORMATS = {extension: text for extensions, text in FORMATS.items() for extension in extensions.split()}
-SIGNATURES = {  # how files of a format begin
+FORMATS = """
+.heic .heif: a photo in Apple's HEIC format; convert it to JPEG or PNG
+.avif .jfif .jpe .ppm .pgm .pnm .jp2 .jxl .tga .psd .svg .pdf: a picture of a form that is not read; convert it to \
+PNG or TIFF (magick FILE out.png)
+.dcm .dicom .ima: a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them)
+.nii .nii.gz: a NIfTI volume; save its slices as TIFF or .npy (nibabel reads them; training takes volumes)
+.czi .nd2 .lif .oib .lsm .vsi .ims: a file of a microscope; save it as TIFF (bfconvert FILE out.tif)
+.npz .h5 .hdf5 .mat .mha .mhd .nrrd: a file of arrays; save each image in it as TIFF or .npy
+.zip .tar .7z .rar .gz .tgz: an archive; unpack it, and give the folder in its place (shards are plain .tar)
+.mp4 .mov .avi .mkv .webm .mpg .wmv: a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)
+.parquet .arrow: a table of Hugging Face, which is not read; save its images and masks as files, or give the pairs \
+from Python (train_data=)
+git-lfs: a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned
+html: a web page; the download failed and saved the site's answer: download it again
+text: a text, not an image
+"""  # that are not read, by extension or name
+LINES = (line.split(": ", 1) for line in FORMATS.strip().splitlines())
+FOREIGN_FORMATS = {name: text for names, text in LINES for name in names.split()}
+SIGNATURES = {  # how such files begin
     ".heic": rb".{4}ftyp(hei[cxms]|hevc|mif1|msf1)",
     ".dcm": rb".{128}DICM",
     ".zip": rb"PK(\x03\x04|\x05\x06)|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07",
     ".pdf": rb"%PDF-|8BPS|.{4}ftypavi[fs]",
     "git-lfs": rb"version https://git-lfs\.github\.com/spec/",
+    "html": rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype html|html)",
+    "text": rb"(\xef\xbb\xbf)?\s*(\{|\[|<\?xml)",
 }
+HEAD_BYTES = 512
 
 
 def describe_content(data: bytes) -> str | None:
     """What a file that is no image is by its first bytes, with the fix; None if it is nothing that is known here."""
-    for extension, signature in SIGNATURES.items():
-        if re.match(signature, data, re.DOTALL):
-            return FOREIGN_FORMATS[extension]
-    text = data[:HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if text.startswith((b"<!doctype html", b"<html")):
-        return "a web page; the download failed and saved the site's answer: download it again"
-    return "a text, not an image" if text.startswith((b"{", b"[", b"<?xml")) else None
+    found = (name for name, signature in SIGNATURES.items() if re.match(signature, data[:HEAD_BYTES], re.DOTALL))
+    return FOREIGN_FORMATS.get(next(found, ""))
 
 
 def describe_file(path: Path) -> str | None:
@@ -337,8 +269,6 @@ def describe_file(path: Path) -> str | None:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes:
         return FOREIGN_FORMATS.get("".join(suffixes[-2:])) or FOREIGN_FORMATS.get(suffixes[-1])
-    try:
-        with open_file(path) as file:
-            return describe_content(file.read(HEAD_BYTES))
-    except (ReadError, OSError):
-        return None
+    with contextlib.suppress(ReadError, OSError), open_file(path) as file:
+        return describe_content(file.read(HEAD_BYTES))
+    return None

@@ -2,8 +2,8 @@
 number too: a grey one is its brightness, any other is COLOUR + 0xRRGGBB."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +11,28 @@ import cv2
 import numpy as np
 
 from unet_trainer.config.parsers import MaskClass, MaskValue, MaskValues, join_values, split_values
-from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import ReadError, read_bytes
-from unet_trainer.images.image_decoding import AS_STORED, GIF_START, NPY_START, EncodedImage, Pixels
+from unet_trainer.images.image_decoding import PNG_PALETTE, EncodedImage, Pixels, decode_array, mask_values_of
 from unet_trainer.images.tiff_files import read_errors
 
 COLOUR = 1 << 24  # a colour that is not grey is the number COLOUR + 0xRRGGBB
 IGNORED = 255  # id of pixels that count in no loss and no metric: void, padding
 UNKNOWN = 254  # id of values that belong to no class; never reaches a batch
 
-SAVED = ("values", "threshold", "ignore_value", "merged", "ignores_unknown", "tolerance")  # fields, in checkpoints
-
-Channels = tuple[int, int, int]
-
 
 def read_mask(path: Path) -> Pixels:
-    """H,W whole numbers as they are in the file: uint8 or uint16, of a palette the index; int32 for colours. A picture
-    in one colour with a varying alpha channel is a mask in its alpha channel."""
+    """See decode_mask_or_alpha."""
     return decode_mask(read_bytes(path))
 
 
 def decode_mask(data: bytes) -> Pixels:
-    """H,W whole numbers: see read_mask."""
+    """See decode_mask_or_alpha."""
     return decode_mask_or_alpha(EncodedImage(data))[0]
 
 
 def decode_mask_or_alpha(file: EncodedImage) -> tuple[Pixels, bool]:
-    """The mask, and whether it is the alpha channel: it is, of a picture in one colour with holes in it."""
+    """H,W whole numbers as they are in the file: uint8 or uint16, of a palette the index; int32 for colours. And
+    whether they are the alpha channel: they are, of a picture in one colour with holes in it."""
     with read_errors():
         mask = _decode_mask_values(file)
         if file.channels_with_alpha and (mask == mask.flat[0]).all():
@@ -49,31 +44,24 @@ def decode_mask_or_alpha(file: EncodedImage) -> tuple[Pixels, bool]:
 
 
 def _decode_mask_values(file: EncodedImage) -> Pixels:
-    if file.is_tiff:
+    if file.kind == "TIFF":
         mask = file.open_tiff().read_all(as_ids=True)
-        return _shown_values(mask[:, :, 0], file.palette) if file.palette else whole_numbers(mask)
-    if file.data.startswith(NPY_START):
-        return whole_numbers(np.squeeze(image_decoding.decode_array(file.data)))
-    if file.data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
+        return _palette_values(mask[:, :, 0], file) if file.palette else whole_numbers(mask)
+    if file.kind == "NPY":
+        return whole_numbers(np.squeeze(decode_array(file.data)))
+    if file.kind == "GIF":  # each file has a palette of its own: the colour is the value, not the index
         return np.ascontiguousarray(_join_colours(file.with_pil("RGB")))
-    # of a broken PNG, PIL says what is wrong
-    bits, colour_type = file.png_kind
-    if file.palette or colour_type == image_decoding.PNG_PALETTE:
-        return _shown_values(file.with_pil(), file.palette)
-    mask = file.with_opencv(AS_STORED)  # applies EXIF rotation, as for images
-    if bits in (2, 4):  # OpenCV scales values of few bits to 255
-        mask = mask // (255 // (2**bits - 1))
+    if file.palette or file.png_colours == PNG_PALETTE:  # of a broken one, PIL says what is wrong
+        return _palette_values(file.with_pil(), file)
+    mask = file.with_opencv()  # applies EXIF rotation, as for images
+    if file.png_bits in (2, 4):  # OpenCV scales values of few bits to 255
+        mask = mask // (255 // (2**file.png_bits - 1))
     return whole_numbers(mask[:, :, ::-1] if mask.ndim == 3 else mask)
 
 
-def _shown_values(indices: Pixels, colours: Sequence[Sequence[int]]) -> Pixels:
-    """H,W indices of a palette → the value of each; the indices themselves where two that occur have the same value."""
-    values = image_decoding.mask_values_of(colours)
-    if values == list(range(len(values))) or indices.max() >= len(values):
-        return indices
-    lookup, used = np.array(values, np.uint8), np.bincount(indices.ravel())
-    shown = lookup[np.flatnonzero(used)]
-    return lookup[indices] if len(np.unique(shown)) == len(shown) else indices
+def _palette_values(indices: Pixels, file: EncodedImage) -> Pixels:
+    values = mask_values_of(file.palette)
+    return 1 - indices if values[:2] == [1, 0] and indices.max() <= 1 else indices
 
 
 def whole_numbers(mask: Pixels) -> Pixels:
@@ -90,14 +78,14 @@ def whole_numbers(mask: Pixels) -> Pixels:
     low, high = mask.min().item(), mask.max().item()
     if np.isnan(low):
         raise ReadError(f"{np.isnan(mask).sum():,} values are NaN; need whole numbers from 0 to 65535")
-    if not (low >= 0 and high <= 65535 and (np.issubdtype(mask.dtype, np.integer) or (mask == np.floor(mask)).all())):
+    if not (low >= 0 and high <= 65535 and (mask.dtype.kind in "ui" or (mask == np.floor(mask)).all())):
         raise ReadError(f"{mask.dtype} values from {low} to {high}; need whole numbers from 0 to 65535")
     return np.ascontiguousarray(mask.astype(np.uint8 if high <= 255 else np.uint16))
 
 
 def _join_colours(channels: Pixels) -> Pixels:
     """H,W,3 RGB → H,W: the brightness of grey pixels, COLOUR + 0xRRGGBB for others."""
-    red, green, blue = (channels[:, :, index] for index in range(3))
+    red, green, blue = np.moveaxis(channels, 2, 0)
     is_grey = (blue == green) & (green == red)
     if is_grey.all():
         return blue
@@ -118,17 +106,16 @@ class MaskCoding:
     ignores_unknown: bool = False  # values that belong to no class are IGNORED, not UNKNOWN
     tolerance: int = 0  # a value this close to one of a class, in each channel, is of that class; others are IGNORED
     reason: str = field(default="mask_values", compare=False)
-    lookup: Pixels = field(init=False, repr=False, compare=False)  # 256 ids, for 8-bit masks
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "lookup", self._encode(np.arange(256)))
+    @cached_property
+    def lookup(self) -> Pixels:
+        """256 ids, for 8-bit masks."""
+        return self._encode(np.arange(256))
 
     @property
     def ignored(self) -> tuple[int, ...]:
         """All values that are ignored."""
-        if isinstance(self.ignore_value, int):
-            return (self.ignore_value,)
-        return self.ignore_value or ()
+        return (self.ignore_value,) if isinstance(self.ignore_value, int) else self.ignore_value or ()
 
     @property
     def num_ids(self) -> int:
@@ -137,12 +124,18 @@ class MaskCoding:
     def values_of(self, class_id: int) -> tuple[int, ...]:
         """All values of a class; only where classes are told by value."""
         assert self.values is not None
-        return (self.values[class_id], *(self.merged[class_id] if self.merged else ()))
+        return (self.values[class_id], *(self.merged and self.merged[class_id]))
 
     @property
     def known_values(self) -> list[int]:
         """Of all classes, and those that are ignored; only where classes are told by value."""
-        return [value for value, _ in self._known()]
+        return [*self._known]
+
+    @cached_property
+    def _known(self) -> dict[int, int]:
+        """The id of every value that has a meaning; values are sorted."""
+        ids = {value: class_id for class_id in range(self.num_ids) for value in self.values_of(class_id)}
+        return dict(sorted((ids | dict.fromkeys(self.ignored, IGNORED)).items()))
 
     def encode(self, mask: Pixels) -> Pixels:
         """H,W values of a file → H,W uint8 ids, with IGNORED and UNKNOWN."""
@@ -153,29 +146,31 @@ class MaskCoding:
     def _encode(self, mask: Pixels) -> Pixels:
         if self.values is None:
             ids = (mask > self.threshold).astype(np.uint8)
-            if self.ignored:
-                ids[np.isin(mask, self.ignored)] = IGNORED
+            ids[np.isin(mask, self.ignored)] = IGNORED
             return ids
-        known = self._known()
         if self.tolerance:
-            return _encode_nearby(mask, known, self.tolerance)
-        values, ids = np.array([value for value, _ in known]), np.array([class_id for _, class_id in known], np.uint8)
+            return self._encode_nearby(mask.astype(np.int32))
+        values, ids = np.array([*self._known]), np.array([*self._known.values()], np.uint8)
         position = np.searchsorted(values, mask).clip(max=len(values) - 1)
         return np.where(values[position] == mask, ids[position], np.uint8(IGNORED if self.ignores_unknown else UNKNOWN))
 
-    def _known(self) -> tuple[tuple[int, int], ...]:
-        """Every value that has a meaning, sorted, with its id."""
-        ids = {value: class_id for class_id in range(self.num_ids) for value in self.values_of(class_id)}
-        return tuple(sorted((ids | dict.fromkeys(self.ignored, IGNORED)).items()))
+    def _encode_nearby(self, mask: Pixels) -> Pixels:
+        is_wide = (mask > 255) & (mask < COLOUR)  # greys of more than 8 bits are close to themselves alone
+        colours = np.where(mask >= COLOUR, mask - COLOUR, np.minimum(mask, 255) * 0x010101)
+        ids = _nearby_table(tuple(self._known.items()), self.tolerance)[colours]
+        ids[is_wide] = IGNORED
+        for value in (value for value in self._known if 255 < value < COLOUR):
+            ids[mask == value] = self._known[value]
+        return ids
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as a checkpoint holds them."""
-        return {name: as_lists(getattr(self, name)) for name in SAVED}
+        return {item.name: as_lists(getattr(self, item.name)) for item in fields(self) if item.compare}
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> "MaskCoding":
         """Checkpoints of earlier versions hold the first three only."""
-        return MaskCoding(**{name: as_tuples(content[name]) for name in SAVED if name in content})
+        return MaskCoding(**{name: as_tuples(value) for name, value in content.items()})
 
     @property
     def mask_values(self) -> MaskValues:
@@ -236,7 +231,7 @@ def as_written(values: Iterable[int]) -> MaskClass:
     return join_values([channels_of(value) if value >= COLOUR else value for value in values])
 
 
-def channels_of(value: int) -> Channels:
+def channels_of(value: int) -> tuple[int, int, int]:
     """Red, green and blue of a colour or an 8-bit grey."""
     if value < COLOUR:
         return value, value, value
@@ -254,10 +249,8 @@ def show_values(values: Iterable[int]) -> str:
 
 def distance(one: int, other: int) -> int:
     """The largest difference of a channel. Values of more than 8 bits are close to themselves alone."""
-    if one == other:
-        return 0
-    if max(one if one < COLOUR else 0, other if other < COLOUR else 0) > 255:
-        return COLOUR
+    if any(255 < value < COLOUR for value in (one, other)):
+        return 0 if one == other else COLOUR
     return max(abs(first - second) for first, second in zip(channels_of(one), channels_of(other), strict=True))
 
 
@@ -265,17 +258,6 @@ def largest_tolerance(values: Sequence[int]) -> int:
     """With this tolerance or a smaller one, no value is close to two of these."""
     apart = min((distance(one, other) for index, one in enumerate(values) for other in values[:index]), default=COLOUR)
     return min(255, (apart - 1) // 2)
-
-
-def _encode_nearby(mask: Pixels, known: tuple[tuple[int, int], ...], tolerance: int) -> Pixels:
-    mask = mask.astype(np.int32)
-    is_wide = (mask > 255) & (mask < COLOUR)  # greys of more than 8 bits are no colours
-    ids = _nearby_table(known, tolerance)[np.where(mask >= COLOUR, mask - COLOUR, np.minimum(mask, 255) * 0x010101)]
-    ids[is_wide] = IGNORED
-    for value, class_id in known:
-        if 255 < value < COLOUR:
-            ids[mask == value] = class_id
-    return ids
 
 
 @lru_cache(maxsize=2)

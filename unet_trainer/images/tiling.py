@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import cv2
@@ -75,19 +75,12 @@ class RandomCrops:
 
 
 class Tile(NamedTuple):
-    """Position of a tile in its image, and the rows and columns of the image that count in it."""
+    """Where a tile of an image begins, and which of its rows and columns count."""
 
     pair: int
     top: int
     left: int
-    rows: tuple[int, int]
-    columns: tuple[int, int]
-
-    @property
-    def counted(self) -> tuple[slice, slice]:
-        """These rows and columns, of the tile."""
-        (top, bottom), (left, right) = self.rows, self.columns
-        return slice(top - self.top, bottom - self.top), slice(left - self.left, right - self.left)
+    counted: tuple[slice, slice]
 
 
 @dataclass(frozen=True)
@@ -104,10 +97,10 @@ class Tiles:
         return self.tiles[sample].pair
 
     def extract(self, image: Pixels, mask: Pixels, epoch: int, sample: int) -> tuple[Pixels, Pixels]:
-        tile = self.tiles[sample]
-        image, mask = crop_pair(image, mask, tile.top, tile.left, self.size)
+        _, top, left, counted = self.tiles[sample]
+        image, mask = crop_pair(image, mask, top, left, self.size)
         ids = np.full_like(mask, IGNORED)
-        ids[tile.counted] = mask[tile.counted]
+        ids[counted] = mask[counted]
         return image, ids
 
 
@@ -118,29 +111,27 @@ def tile_images(image_sizes: Sequence[Size], size: Size) -> Tiles:
     """Tiles that cover images of these sizes."""
     tiles = []
     for pair, (height, width) in enumerate(image_sizes):
-        for top, rows in spread_tiles(height, size[0]):
-            tiles += [Tile(pair, top, left, rows, columns) for left, columns in spread_tiles(width, size[1])]
+        for (top, rows), (left, columns) in product(spread_tiles(height, size[0]), spread_tiles(width, size[1])):
+            tiles.append(Tile(pair, top, left, (rows, columns)))
     return Tiles(size, tiles)
 
 
-def spread_tiles(length: int, tile: int, overlap: float = OVERLAP) -> list[tuple[int, tuple[int, int]]]:
-    """Start of each tile along an axis, evenly spread from the first pixel to the last, and the range that counts in
-    it: it ends amid two tiles' overlap."""
+def spread_tiles(length: int, tile: int, overlap: float = OVERLAP) -> list[tuple[int, slice]]:
+    """Along one side of an image: where each tile starts, evenly spread from the first pixel to the last, and which of
+    its pixels count, up to the middle of what it shares with the next. `overlap`: least share of it that that is."""
     room = max(0, length - tile)
     starts = np.linspace(0, room, 1 + math.ceil(room / (tile * (1 - overlap)))).round().astype(int).tolist()
-    borders = [0, *((start + tile + following) // 2 for start, following in pairwise(starts)), length]
-    return list(zip(starts, pairwise(borders), strict=True))
+    borders = [0, *((before + tile + after) // 2 for before, after in pairwise(starts)), length]
+    counted = zip(starts, pairwise(borders), strict=True)
+    return [(start, slice(first - start, last - start)) for start, (first, last) in counted]
 
 
 def crop_pair(image: Pixels, mask: Pixels, top: int, left: int, size: Size) -> tuple[Pixels, Pixels]:
     """The crop of this size at (top, left). Beyond the edge the image is mirrored and the mask is IGNORED."""
-    height, width = size
-    image, mask = image[top : top + height, left : left + width], mask[top : top + height, left : left + width]
-    bottom, right = height - mask.shape[0], width - mask.shape[1]
-    if bottom or right:
-        image = mirrored_to(image, size)
-        mask = np.pad(mask, ((0, bottom), (0, right)), constant_values=IGNORED)
-    return np.ascontiguousarray(image), np.ascontiguousarray(mask)
+    place = slice(top, top + size[0]), slice(left, left + size[1])
+    beyond = [(0, side - have) for side, have in zip(size, mask[place].shape, strict=True)]
+    ids = np.pad(mask[place], beyond, constant_values=IGNORED)
+    return np.ascontiguousarray(mirrored_to(image[place], size)), ids
 
 
 def mirrored_to(image: Pixels, size: Size) -> Pixels:
@@ -151,11 +142,10 @@ def mirrored_to(image: Pixels, size: Size) -> Pixels:
 
 def fit_image(image: Pixels, size: Size) -> Pixels:
     """H,W,C at (height, width). Pixels are averaged where both sides shrink."""
-    height, width = size
     if image.shape[:2] == size:
         return image
-    shrinks = image.shape[0] > height and image.shape[1] > width
-    return resize_image(image, (width, height), cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    shrinks = image.shape[0] > size[0] and image.shape[1] > size[1]
+    return resize_image(image, size[::-1], cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
 
 
 def resize_mask(mask: Pixels, size: Size) -> Pixels:
@@ -167,8 +157,7 @@ def resize_mask(mask: Pixels, size: Size) -> Pixels:
 def nearest_positions(length: int, new_length: int) -> NDArray[np.int64]:
     """The rows, or columns, of so many that `resize_mask` takes. Asked of OpenCV: where ⌊(i + ½) · length / new_length⌋
     lies between two pixels, its versions round differently."""
-    positions = np.arange(length, dtype=np.float32).reshape(1, length)
-    return cv2.resize(positions, (new_length, 1), interpolation=cv2.INTER_NEAREST_EXACT)[0].astype(np.int64)
+    return resize_mask(np.arange(length, dtype=np.float32)[None], (1, new_length))[0].astype(np.int64)
 
 
 def resize_image(image: Pixels, width_height: tuple[int, int], interpolation: int) -> Pixels:

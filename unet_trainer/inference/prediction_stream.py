@@ -243,7 +243,7 @@ class PredictionStream:
                 self._finish(image, error)
 
     def _run_large(self, image: Input, reader: ImageReader | None) -> None:
-        """Predict an image in bands of rows, or one that is read block by block."""
+        """Predict an image in bands of rows, or one that is mapped into memory."""
         with contextlib.ExitStack() as stack:
             try:
                 opened: ImageReader = reader or stack.enter_context(open_reader(image.path, self.predictor.spec.image))
@@ -254,7 +254,7 @@ class PredictionStream:
             if isinstance(logits, TiledLogits):
                 title = f"  {image.path.name}, tiles:"
                 logits.grid.on_tiles = stack.enter_context(self.console.bar(title, logits.num_tiles, keep=False)).tick
-            self._write_bands(image, logits, opened if opened.in_memory is not None else None)
+            self._write_bands(image, logits, opened)
             self.num_with_missing += opened.has_missing
 
     def _write_bands(self, image: Input, logits: Logits, picture: ImageReader | None = None) -> None:
@@ -299,5 +299,5 @@ def one_thread_each(device: torch.device) -> Iterator[None]:
 
 
 def _num_bytes(content: Content) -> int:
-    pixels = content.in_memory if isinstance(content, ImageReader) else getattr(content, "pixels", None)
+    pixels = content.stored if isinstance(content, ImageReader) else getattr(content, "pixels", None)
     return 0 if pixels is None else pixels.nbytes

@@ -84,8 +84,8 @@ class TileGrid:
         axes, sums = [], []
         for length, side, its_weights in zip(size, tile, weights, strict=True):
             total, axis = torch.zeros(max(length, side), dtype=torch.float64), list[tuple[int, slice]]()
-            for start, (first, last) in spread_tiles(length, side, 0.5 if blends else OVERLAP):
-                counted = slice(0, side) if blends else slice(first - start, last - start)
+            for start, own in spread_tiles(length, side, 0.5 if blends else OVERLAP):
+                counted = slice(0, side) if blends else own
                 total[start : start + side][counted] += its_weights[counted]
                 axis.append((start, counted))
             axes.append(axis)
@@ -277,7 +277,7 @@ class Predictor:
         return self.predict([self.prepare(image)])[0]
 
     def predict_large(self, reader: ImageReader) -> Logits:
-        """Of an image that is read block by block."""
+        """Of an image that is read in bands of rows."""
         if self.spec.fit == "resize":
             return self.predict([self.prepare(reader.read_resized(self.spec.image_size), reader.size)])[0]
         return TiledLogits(self._grid(reader.size), reader, partial(check_image, spec=self.spec.image))

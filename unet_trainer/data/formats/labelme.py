@@ -16,7 +16,7 @@ from unet_trainer.data.formats.shapes import EMPTY, Patch, draw_line, fill_polyg
 from unet_trainer.data.formats.values import as_name, as_points, as_size, has_keys, inside, plain
 from unet_trainer.data.pairs import first_few
 from unet_trainer.images.file_bytes import ReadError
-from unet_trainer.images.image_decoding import picture_size
+from unet_trainer.images.image_decoding import EncodedImage
 from unet_trainer.system.console import counted
 
 LINE_WIDTH = 10.0
@@ -76,7 +76,7 @@ def _draw(shape: Mapping[str, Any], height: int, width: int) -> Patch:
     # A PNG with one object, not larger than its image: what is not 0 or, with alpha, not transparent.
     data = base64.b64decode(shape["mask"], validate=True)
     bitmap: Any = None
-    if (size := picture_size(data)) is not None and size[0] <= height and size[1] <= width:
+    if (size := EncodedImage(data).stored_size) is not None and size[0] <= height and size[1] <= width:
         bitmap = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     if bitmap is None:
         raise ReadError("a mask that is no picture, or larger than its image")

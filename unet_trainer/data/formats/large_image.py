@@ -13,9 +13,9 @@ from unet_trainer.data.converted import Conversion, Converter
 from unet_trainer.data.pairs import Box, Pair
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import DataError, naming, read_bytes
-from unet_trainer.images.image_decoding import COLOUR_CHANNELS, Pixels
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import COLOUR, read_mask
-from unet_trainer.images.tiff_files import NODATA
+from unet_trainer.images.tiff_files import COLOUR_CHANNELS, NODATA
 from unet_trainer.images.tiling import resize_mask
 
 

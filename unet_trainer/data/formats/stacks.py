@@ -14,9 +14,9 @@ from unet_trainer.data.converted import Conversion, Converter
 from unet_trainer.data.pairs import Pair, Part
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import DataError, ReadError, naming, read_bytes
-from unet_trainer.images.image_decoding import COLOUR_CHANNELS, VOLUME_EXTENSIONS, Pixels
+from unet_trainer.images.image_decoding import VOLUME_EXTENSIONS, Pixels
 from unet_trainer.images.mask_decoding import whole_numbers
-from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, open_pages, read_errors
+from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, COLOUR_CHANNELS, open_pages, read_errors
 from unet_trainer.system.console import counted
 
 TIFF = (".tif", ".tiff")
