@@ -22,7 +22,8 @@ from unet_trainer.system.console import counted
 Floats = NDArray[np.float32]
 
 SIDE = 16  # of a thumbnail
-WAVES = cv2.dct(np.eye(SIDE, dtype=np.float32), flags=cv2.DCT_ROWS).T  # WAVES @ thumbnail @ WAVES.T is its DCT
+# WAVES @ thumbnail @ WAVES.T is its DCT.
+WAVES: Floats = np.asarray(cv2.dct(np.eye(SIDE, dtype=np.float32), flags=cv2.DCT_ROWS).T, np.float32)
 OVERSAMPLING = 4  # pixels each way that make one of it: this keeps fractions of a grey level of dark images
 MIDDLE, CONTRAST = 128, 32  # mean and standard deviation of a thumbnail's pixels
 MIN_CELLS = 5  # pixels that stand out: images with one bright spot each are no copies,
@@ -191,12 +192,12 @@ def _scale_to_unit(vectors: Floats) -> Floats:
 
 def _count_cells(vectors: Floats) -> Floats:
     """Of thumbnails of length 1, how many pixels stand out."""
-    return 1 / np.maximum((vectors**4).sum(1), 1e-9)
+    return np.asarray(1 / np.maximum((vectors**4).sum(1), 1e-9), np.float32)
 
 
 def _transform(vectors: Floats) -> Floats:
     """N,SIDE,SIDE: the waves (DCT) of each thumbnail."""
-    return WAVES @ vectors.reshape(-1, SIDE, SIDE) @ WAVES.T
+    return np.asarray(WAVES @ vectors.reshape(-1, SIDE, SIDE) @ WAVES.T, np.float32)
 
 
 def _flip_and_turn(vectors: Floats) -> Floats:

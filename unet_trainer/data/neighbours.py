@@ -16,7 +16,7 @@ import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.data.near_duplicates import CONTRAST, MIDDLE, decode_thumbnails
-from unet_trainer.data.pairs import Pair, setting_lines
+from unet_trainer.data.pairs import Pair, first_few, setting_lines
 from unet_trainer.data.scan import ImageFacts, read_each
 from unet_trainer.data.splits import MIN_RUN, places_of
 from unet_trainer.images.image_decoding import Pixels, read_image
@@ -59,8 +59,8 @@ class Similarity(NamedTuple):
 def find_neighbours(config: Config, pairs: Sequence[Pair], images: Sequence[ImageFacts], console: Console) -> Note:
     """The note on images that are like their neighbours, if groups or split: blocks keep them apart."""
     paths = [pair.path_in(Path(config.data_dir)) for pair in pairs]
-    for subject, pattern in (("original", VERSION), ("number", LEFT_AND_RIGHT)):
-        if groups := _group_by(pattern, paths):
+    for subject, pattern, min_share in (("original", VERSION, 0.0), ("number", LEFT_AND_RIGHT, MIN_SHARE)):
+        if groups := _group_by(pattern, paths, min_share):
             reason = f"images of one {subject} are of the same subject by their names ({{}})"
             return _advise_groups(config, paths, {pattern: groups}, reason) or NOTHING
     folders = ["^" + "[^/]+/" * level + "([^/]+)/" for level in range(min(path.count("/") for path in paths))]
@@ -78,24 +78,22 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], images: Sequence[Imag
     nearest, overlapping = _find_nearest(pairs, images, chosen, is_compared, console)
     is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
     by_number = _measure(nearest, is_near, is_compared)
-    is_tiled, num_groups = overlapping >= MIN_SHARE, {key: len({*its}) for key, its in groupings.items()}
-    by_group: dict[str, Similarity] = {}
-    for key, its in groupings.items():
+    is_tiled = overlapping >= MIN_SHARE
+    ranked = []
+    for pattern, groups in groupings.items():
+        similarity = _measure(nearest, _are_same([groups[index] for index in chosen]), is_compared)
         # Without a sequence or tiles, groups have to be patients or scenes, not kinds: many of few images.
-        if by_number.kappa or is_tiled or MAX_MEAN_SIZE * num_groups[key] >= len(paths):
-            by_group[key] = _measure(nearest, _are_same([its[index] for index in chosen]), is_compared)
-    alike = [key for key in by_group if by_group[key].kappa]
-    alike.sort(key=lambda key: (-round(by_group[key].kappa, 1), -num_groups[key]))
+        is_fine = by_number.kappa or is_tiled or MAX_MEAN_SIZE * len({*groups}) >= len(paths)
+        if similarity.kappa and is_fine:
+            ranked.append((round(similarity.kappa, 1), len({*groups}), similarity.measured, pattern))
+    ranked.sort(key=lambda one: one[:2], reverse=True)  # the clearest; of those as clear, with most groups
+    where, measured = "in the numbering", by_number.measured
+    if not by_number.kappa and ranked:
+        where, measured = "by name", ranked[0][2]
+    reason = f"images are like their neighbours {where} ({{}}): the most similar image is a neighbour {measured}"
     if is_tiled:
         reason = f"images are tiles that overlap ({{}}): {overlapping:.0%} share pixels with another one"
-    else:
-        where, best = (
-            ("in the numbering", by_number) if by_number.kappa or not alike else ("by name", by_group[alike[0]])
-        )
-        reason = (
-            f"images are like their neighbours {where} ({{}}): the most similar image is a neighbour {best.measured}"
-        )
-    note = _advise_groups(config, paths, {key: groupings[key] for key in alike}, reason)
+    note = _advise_groups(config, paths, {pattern: groupings[pattern] for *_, pattern in ranked}, reason)
     if note is None and by_number.kappa:
         middle = [paths[index] for index in order[len(order) // 2 :]]
         note = _note(reason, middle, "blocks of the sequence can validate, with a gap", {"split": "blocks"})
@@ -129,12 +127,10 @@ def find_neighbours_across(
     """The note on a split of the data itself, if the training image most like a validation image is its neighbour in
     the numbering. `images`: of train, then of val."""
     pairs, num_train = [*train, *val], len(train)
-    theirs, ours = (
-        {match[1]: pair for pair in side if (match := re.search(VERSION, pair.image.name))} for side in (train, val)
-    )
-    if shared := [name for name in ours if name in theirs]:
-        what = f"{counted(len(shared), 'image')} with versions in train and in val by their names, such as"
-        return f"{what} {ours[shared[0]].shown_image} and {theirs[shared[0]].shown_image}: val_iou is too good", {}
+    versions = [{match[1] for pair in side if (match := re.search(VERSION, pair.image.name))} for side in (train, val)]
+    if shared := sorted(versions[0] & versions[1]):
+        what = f"{counted(len(shared), 'image')} with versions in train and in val by their names"
+        return f"{what}: {first_few(shared, 3)}; val_iou is too good", {}
     places = places_of([pair.image.stem for pair in pairs])  # parts lie in folders of their own
     order = sorted((index for index, image in enumerate(images) if image.thumbnail), key=places.__getitem__)
     training = [index for index in order if index < num_train]
@@ -214,10 +210,10 @@ def _unique_lines(_: int, pair: Pair) -> tuple[set[int], set[int]]:
     return {line for line in edges if counts[line] == 1}, {line for line in inside if counts[line] == 1}
 
 
-def _group_by(pattern: str, paths: Sequence[str]) -> list[str]:
-    """What the first bracket matches in each path; empty unless most are in one of several groups with another one."""
+def _group_by(pattern: str, paths: Sequence[str], min_share: float = MIN_SHARE) -> list[str]:
+    """What the first bracket matches in each path; empty unless enough are in one of several groups with another."""
     matches = [re.search(pattern, path) for path in paths]
     groups = [match[1] for match in matches if match is not None and match[1]]
     counts = Counter(groups)
     num_together = sum(count for count in counts.values() if count > 1)
-    return groups if len(groups) == len(paths) and len(counts) > 1 and num_together >= MIN_SHARE * len(paths) else []
+    return groups if len(groups) == len(paths) and len(counts) > 1 and num_together > min_share * len(paths) else []
