@@ -18,7 +18,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.data.near_duplicates import CONTRAST, MIDDLE, decode_thumbnails
 from unet_trainer.data.pairs import Pair, first_few, setting_lines
 from unet_trainer.data.scan import ImageFacts, read_each
-from unet_trainer.data.splits import MIN_RUN, places_of
+from unet_trainer.data.splits import places_of
 from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.system.console import Console, counted
 
@@ -66,10 +66,9 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], images: Sequence[Imag
     folders = ["^" + "[^/]+/" * level + "([^/]+)/" for level in range(min(path.count("/") for path in paths))]
     groupings = {pattern: groups for pattern in (*folders, *NAME_PATTERNS) if (groups := _group_by(pattern, paths))}
     places = places_of(paths)
-    lengths = Counter(place.sequence for place in places)
-    num_in_runs = sum(length for length in lengths.values() if length >= MIN_RUN)
     order = sorted((index for index, image in enumerate(images) if image.thumbnail), key=places.__getitem__)
-    if len(order) < MIN_PAIRS or (2 * num_in_runs < len(places) and not groupings):
+    are_alone = 2 * len({place.sequence for place in places}) > len(places)  # most are of no sequence
+    if len(order) < MIN_PAIRS or (are_alone and not groupings):
         return NOTHING
     starts = np.linspace(0, max(0, len(order) - STRETCH), NUM_STRETCHES).round().astype(int)
     sampled = np.unique((starts[:, None] + np.arange(STRETCH)).clip(max=len(order) - 1))
