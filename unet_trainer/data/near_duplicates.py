@@ -107,15 +107,17 @@ def find_near_duplicates(views: Views) -> list[tuple[int, int]]:
     it as it is. Images with the nearest hashes are compared by their thumbnails, flipped and turned in every way."""
     held = np.flatnonzero(views.plain.any(1))
     sizes = np.abs(_transform(views.whitened[held]))
-    hashes = (sizes + sizes.transpose(0, 2, 1)).reshape(-1, SIDE**2) / 2
+    rows, columns = np.triu_indices(SIDE)
+    weights = np.where(rows == columns, 0.5, 0.5**0.5).astype(np.float32)
+    hashes = (sizes + sizes.transpose(0, 2, 1))[:, rows, columns] * weights
     squares = (hashes**2).sum(1)
     limits = (MAX_DISTANCE * _count_cells(views.plain) / MANY_CELLS).clip(MIN_DISTANCE, MAX_DISTANCE)
     pairs = set[tuple[int, int]]()
     for start in range(0, len(held), CHUNK):
         distances = squares[start : start + CHUNK, None] + squares - 2 * hashes[start : start + CHUNK] @ hashes.T
-        rows = np.flatnonzero((distances < MAX_DISTANCE**2).sum(1) > 1)  # few have any but themselves
-        nearest = np.argpartition(distances[rows], min(NUM_NEAREST, len(held) - 1), axis=1)[:, : NUM_NEAREST + 1]
-        ones, others = (held[its].ravel() for its in np.broadcast_arrays(start + rows[:, None], nearest))
+        nearest = np.argpartition(distances, min(NUM_NEAREST, len(held) - 1), axis=1)[:, : NUM_NEAREST + 1]
+        row, place = np.nonzero(np.take_along_axis(distances, nearest, 1) < MAX_DISTANCE**2)
+        ones, others = held[start + row], held[nearest[row, place]]
         similarity = np.einsum("nv,snv->sn", views.whitened[ones], _flip_and_turn(views.whitened[others])).max(0)
         is_same = (similarity >= 1 - np.minimum(limits[ones], limits[others]) ** 2 / 2) & (ones != others)
         pairs |= {(min(pair), max(pair)) for pair in np.stack([ones, others], 1)[is_same].tolist()}
