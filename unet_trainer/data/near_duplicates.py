@@ -178,8 +178,10 @@ def describe_series(series: Series, names: Sequence[str], parts: Sequence[str], 
     effect = f"{len(shown)} groups stay on one side, unless group_pattern or split_file sets others"
     if is_divided:
         in_train = {group for group, _, part in grouped if part == "train"}
-        shown = Counter(group for group, _, part in grouped if part == "val" and group in in_train)
-        share = f"{shown.total()} of {parts.count('val')} validation images"
+        across = [group for group, _, part in grouped if part == "val" and group in in_train]
+        in_both = {*across}
+        shown = Counter(group for group in series.groups if group in in_both)
+        share = f"{len(across)} of {parts.count('val')} validation images"
         effect = f"{share} have such a one in train, and val_iou is too good"
     if not shown:
         return ""
