@@ -12,22 +12,27 @@ from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.system.console import Console
 
 
-def measure(folder, drawings, num_ids=2):
-    coding = MaskCoding(tuple(range(num_ids)))
-    return measure_dataset(write_pairs(folder, drawings), coding, num_ids, 0, Console(io.StringIO()))
+@pytest.fixture
+def measure(tmp_path):
+    def measure(draw, count, num_ids=2):
+        rng = np.random.default_rng(0)
+        pairs = write_pairs(tmp_path, [draw(rng) for _ in range(count)])
+        return measure_dataset(pairs, MaskCoding(tuple(range(num_ids))), num_ids, 0, Console(io.StringIO()))
+
+    return measure
 
 
 def noise(rng, size=(128, 128)):
     return rng.integers(90, 160, (*size, 3), dtype=np.uint8)
 
 
-def blobs(rng, radius=8, count=6, size=(128, 128)):
-    """Round cells anywhere on a noisy ground: no direction is special."""
-    image, mask = noise(rng, size), np.zeros(size, np.uint8)
-    for _ in range(count):
-        cv2.circle(mask, rng.integers(radius, min(size) - radius, 2).tolist(), radius, 1, -1)
+def cells_in_uneven_light(rng):
+    """Round cells anywhere; a microscope's light falls off to one side, and the cells do not care."""
+    image, mask = noise(rng), np.zeros((128, 128), np.uint8)
+    for _ in range(6):
+        cv2.circle(mask, rng.integers(8, 120, 2).tolist(), 8, 1, -1)
     image[mask == 1] += 60
-    return image, mask
+    return (image * np.linspace(1.0, 0.6, 128)[:, None, None]).astype(np.uint8), mask
 
 
 def street(rng):
@@ -57,31 +62,23 @@ def lungs(rng):
     return image, mask
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
-
-
-def test_streets_have_an_up(tmp_path, rng):
-    found = measure(tmp_path, [street(rng) for _ in range(20)])
+def test_streets_have_an_up(measure):
+    found = measure(street, 20)
     assert not found.keeps_labels("vertical_flip", in_views=False)
     assert not found.keeps_labels("quarter_turn", in_views=False)
     assert found.keeps_labels("horizontal_flip", in_views=False)
 
 
-def test_uneven_light_is_no_up(tmp_path, rng):
-    """A microscope's light falls off to one side; the cells do not care."""
-    light = np.linspace(1.0, 0.6, 128)[:, None, None]
-    drawings = [((image * light).astype(np.uint8), mask) for image, mask in (blobs(rng) for _ in range(40))]
-    assert measure(tmp_path, drawings).keeps_labels("vertical_flip", in_views=False)
+def test_uneven_light_is_no_up(measure):
+    assert measure(cells_in_uneven_light, 40).keeps_labels("vertical_flip", in_views=False)
 
 
-def test_a_network_of_lines_is_as_fine_as_its_lines(tmp_path, rng):
-    found = measure(tmp_path, [lines(rng) for _ in range(5)])
+def test_a_network_of_lines_is_as_fine_as_its_lines(measure):
+    found = measure(lines, 5)
     assert 2 <= found.thickness <= 7  # three pixels: distances of 1, 2 and 1 to the edge, times four
     assert found.structure <= 4 * 7
     assert found.relative_structure < 0.12
 
 
-def test_left_and_right_are_different_classes(tmp_path, rng):
-    assert measure(tmp_path, [lungs(rng) for _ in range(8)], num_ids=3).has_sides
+def test_left_and_right_are_different_classes(measure):
+    assert measure(lungs, 8, num_ids=3).has_sides

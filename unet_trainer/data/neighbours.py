@@ -5,11 +5,10 @@ Names suggest groups and sequences, the thumbnails of the scan decide: measured 
 most similar image is of the same group, or next in the numbering. Most similar are tiles that hold the same pixels.
 """
 
-import math
 import re
-from collections import Counter, defaultdict
+from bisect import bisect
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +16,9 @@ import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.data.near_duplicates import CONTRAST, MIDDLE, decode_thumbnails
-from unet_trainer.data.pairs import FoundPairs, Pair, setting_lines
+from unet_trainer.data.pairs import Pair, first_few, setting_lines
 from unet_trainer.data.scan import ImageFacts, read_each
-from unet_trainer.data.splits import MIN_RUN, build_split, places_of
-from unet_trainer.images.file_bytes import DataError
+from unet_trainer.data.splits import places_of
 from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.system.console import Console, counted
 
@@ -28,113 +26,91 @@ MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one b
 STRETCH, NUM_STRETCHES = 20, 12  # images in a row that are compared, and how many times, spread over all
 NUM_ACROSS = 80  # validation images, and other training images, that are compared of a split of the data itself
 NEAR = 2  # images before and after one that count as its neighbours
-MAX_TILE, MIN_SIDE = 2048, 64  # of images whose rows and columns are compared; to which JPEG is decoded for it
 MIN_AGREEMENT = 0.4  # Cohen's kappa: 0 is chance, 1 is always. Unrelated photographs have 0.02, videos 0.7 to 1
 MIN_DEVIATIONS = 5  # standard deviations above chance
-MIN_GROUPS, MAX_MEAN_SIZE = 5, 16  # fewer or larger groups may be alike by the place, the camera or the kind of object
-FINE_SHARE = 0.9  # of several patterns, the one with most groups that keeps so many of the similar images together
-VAL_SHARES = 0.4, 2.5  # times val_fraction: what a pattern with few groups may make of it
-MIN_SHARE, MAX_GROUP = 0.6, 0.8  # of the images that are with another one; in one group: the others train or validate
+MIN_SHARE = 0.6  # of the images that are in a group with another one, or share pixels with one
+MAX_MEAN_SIZE = 16  # larger groups may be alike by the place, the camera or the kind of object
+VAL_SHARES = 0.4, 2.5  # times the images that are to validate: what groups of uneven sizes may make of them
+MAX_TILE = 2048  # side of images whose rows and columns are compared
+
+VERSION = r"([^/]+)\.rf\.[0-9A-Za-z]{16,}\.[^./]+$"  # of one image, as Roboflow names them: a_jpg.rf.0f3c...jpg
+LEFT_AND_RIGHT = r"(?i)([^/]*\d)[-_. ]?(?:L|R|left|right|OD|OS)\.[^./]+$"  # eyes of a person: 21_L, Image_01R
 # By what stands before the last underscore, the last number, the first, second and third separator, the second number.
 NAME_PATTERNS = (
     r"([^/]+)_[^/_]+$",
-    r"([^/]+)[-_. ]\d+\.[^./]+$",
     r"([^/]*[^/\d])\d+\.[^./]+$",
     r"(?:^|/)([^-_. /]+)[-_. ][^/]*$",
     r"(?:^|/)([^-_. /]+[-_. ][^-_. /]+)[-_. ][^/]*$",
     r"(?:^|/)((?:[^-_. /]+[-_. ]){2}[^-_. /]+)[-_. ][^/]*$",
     r"(?:^|/)([^/\d]*\d+)[^/\d][^/]*$",
 )
-# 21_L and 21_R, Image_01L and Image_01R: the eyes of a person.
-LEFT_AND_RIGHT = r"(?i)([^/]*\d)[-_. ]?(?:L|R|left|right|OD|OS)\.[^./]+$"
-VERSION = r"([^/]+)\.rf\.[0-9A-Za-z]{16,}\.[^./]+$"  # of one image, as Roboflow names them: a_jpg.rf.0f3c...jpg
 
-Groupings = dict[str, list[str]]  # group_pattern → the group of each path
 Note = tuple[str, dict[str, Any]]  # what the user should know, and settings that keep neighbours apart
 NOTHING: Note = "", {}
 
 
 class Similarity(NamedTuple):
-    """How often the most similar image is related to one, and how often by chance."""
+    """How much likelier than by chance the most similar image is related to one: Cohen's kappa, 0 if not clearly."""
 
-    share: float
-    chance: float
-    num_images: int
-
-    @property
-    def is_high(self) -> bool:
-        agreement = (self.share - self.chance) / max(1e-9, 1 - self.chance)
-        deviation = math.sqrt(self.chance * (1 - self.chance) / max(1, self.num_images))
-        return agreement >= MIN_AGREEMENT and self.share >= self.chance + MIN_DEVIATIONS * deviation
-
-    def __str__(self) -> str:
-        return f"in {self.share:.0%} of cases (chance: {self.chance:.0%})"
+    kappa: float
+    measured: str
 
 
 def find_neighbours(config: Config, pairs: Sequence[Pair], images: Sequence[ImageFacts], console: Console) -> Note:
     """The note on images that are like their neighbours, if groups or split: blocks keep them apart."""
     paths = [pair.path_in(Path(config.data_dir)) for pair in pairs]
     for subject, pattern, min_share in (("original", VERSION, 0.0), ("number", LEFT_AND_RIGHT, MIN_SHARE)):
-        groups = _groups_by(pattern, paths)
-        if 1 < len({*groups}) < len(groups) and _share_together(groups) >= min_share:
+        if groups := _group_by(pattern, paths, min_share):
             reason = f"images of one {subject} are of the same subject by their names ({{}})"
-            return _advise_groups(config, pairs, paths, {pattern: groups}, {pattern: reason}) or NOTHING
-    places, groupings = places_of(paths), _find_groupings(paths)
-    lengths = Counter(place.sequence for place in places)
-    num_in_runs = sum(length for length in lengths.values() if length >= MIN_RUN)
-    if 2 * num_in_runs < len(places) and not groupings:
-        return NOTHING
+            return _advise_groups(config, paths, {pattern: groups}, reason) or NOTHING
+    folders = ["^" + "[^/]+/" * level + "([^/]+)/" for level in range(min(path.count("/") for path in paths))]
+    groupings = {pattern: groups for pattern in (*folders, *NAME_PATTERNS) if (groups := _group_by(pattern, paths))}
+    places = places_of(paths)
     order = sorted((index for index, image in enumerate(images) if image.thumbnail), key=places.__getitem__)
-    sampled = np.arange(len(order))
-    if len(order) > STRETCH * NUM_STRETCHES:  # runs of images, spread over all
-        starts = np.linspace(0, len(order) - STRETCH, NUM_STRETCHES).round().astype(int)
-        sampled = np.unique(starts[:, None] + np.arange(STRETCH))
-    if len(sampled) < MIN_PAIRS:
+    are_alone = 2 * len({place.sequence for place in places}) > len(places)  # most are of no sequence
+    if len(order) < MIN_PAIRS or (are_alone and not groupings):
         return NOTHING
+    starts = np.linspace(0, max(0, len(order) - STRETCH), NUM_STRETCHES).round().astype(int)
+    sampled = np.unique((starts[:, None] + np.arange(STRETCH)).clip(max=len(order) - 1))
     chosen = [order[position] for position in sampled]
-    overlaps = _find_overlaps([pairs[index] for index in chosen], [], console)
-    nearest = _find_nearest([images[index] for index in chosen], [], overlaps)
+    is_compared = ~np.eye(len(chosen), dtype=np.bool_)
+    nearest, overlapping = _find_nearest(pairs, images, chosen, is_compared, console)
     is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
-    by_number, overlapping = _measure(is_near, nearest), overlaps.any(1).mean()
+    by_number = _measure(nearest, is_near, is_compared)
     is_tiled = overlapping >= MIN_SHARE
-    similar = {key: _measure(_are_same([its[i] for i in chosen]), nearest) for key, its in groupings.items()}
-    # Without a sequence or tiles, groups have to be patients or scenes, not kinds: many of few images.
-    is_known, num_groups = by_number.is_high or is_tiled, {key: len({*its}) for key, its in groupings.items()}
-    are_many = {key for key, num in num_groups.items() if num >= max(MIN_GROUPS, len(paths) / MAX_MEAN_SIZE)}
-    alike = [key for key in groupings if similar[key].is_high and (is_known or key in are_many)]
-    most = max((similar[key].share for key in alike), default=0.0)
-    alike = [key for key in alike if similar[key].share >= FINE_SHARE * most]
-    where = "in the numbering" if by_number.is_high else "by name"
-    like = f"images are like their neighbours {where} ({{}}): the most similar image is a neighbour"
-    tiled = f"images are tiles that overlap ({{}}): {overlapping:.0%} share pixels with another one"
-    reasons = {key: tiled if is_tiled else f"{like} {by_number if is_known else similar[key]}" for key in alike}
-    note = _advise_groups(config, pairs, paths, {key: groupings[key] for key in alike}, reasons)
-    if note is not None or not by_number.is_high:
-        return note or NOTHING
-    middle = [paths[index] for index in order[len(order) // 2 :]]
-    fix = "blocks of the sequence can validate, with a gap"
-    return _note(tiled if is_tiled else f"{like} {by_number}", middle, fix, {"split": "blocks"})
+    ranked = []
+    for pattern, groups in groupings.items():
+        similarity = _measure(nearest, _are_same([groups[index] for index in chosen]), is_compared)
+        # Without a sequence or tiles, groups have to be patients or scenes, not kinds: many of few images.
+        is_fine = by_number.kappa or is_tiled or MAX_MEAN_SIZE * len({*groups}) >= len(paths)
+        if similarity.kappa and is_fine:
+            ranked.append((round(similarity.kappa, 1), len({*groups}), similarity.measured, pattern))
+    ranked.sort(key=lambda one: one[:2], reverse=True)  # the clearest; of those as clear, with most groups
+    where, measured = "in the numbering", by_number.measured
+    if not by_number.kappa and ranked:
+        where, measured = "by name", ranked[0][2]
+    reason = f"images are like their neighbours {where} ({{}}): the most similar image is a neighbour {measured}"
+    if is_tiled:
+        reason = f"images are tiles that overlap ({{}}): {overlapping:.0%} share pixels with another one"
+    note = _advise_groups(config, paths, {pattern: groupings[pattern] for *_, pattern in ranked}, reason)
+    if note is None and by_number.kappa:
+        middle = [paths[index] for index in order[len(order) // 2 :]]
+        note = _note(reason, middle, "blocks of the sequence can validate, with a gap", {"split": "blocks"})
+    return note or NOTHING
 
 
-def _advise_groups(
-    config: Config, pairs: Sequence[Pair], paths: Sequence[str], groupings: Groupings, reasons: dict[str, str]
-) -> Note | None:
-    """The note on the pattern with most groups that gives a split with about as many validation images as wanted."""
-    wanted = 1 / config.num_folds if config.num_folds else config.val_fraction
-    labels, digests = [set[int]()] * len(pairs), [""] * len(pairs)
-    for pattern, groups in sorted(groupings.items(), key=lambda item: -len({*item[1]})):
-        found = FoundPairs(tuple(replace(pair, group=group) for pair, group in zip(pairs, groups, strict=True)), "")
-        try:
-            split = build_split(replace(config, seed=0, fold=0), found, labels, digests)
-        except DataError:
-            continue
-        if VAL_SHARES[0] * wanted <= len(split.val) / len(pairs) <= VAL_SHARES[1] * wanted:
-            counts = Counter(groups)
-            sizes = " to ".join(map(str, sorted({min(counts.values()), max(counts.values())})))
-            example, _ = counts.most_common(1)[0]
+def _advise_groups(config: Config, paths: Sequence[str], groupings: dict[str, list[str]], reason: str) -> Note | None:
+    """The note on the first pattern by which about as many images as wanted can validate."""
+    wanted = len(paths) * (1 / config.num_folds if config.num_folds else config.val_fraction)
+    for pattern, groups in groupings.items():
+        counts = Counter(groups)
+        (example, most), *_, (_, least) = counts.most_common()
+        has_room = least <= VAL_SHARES[1] * wanted and len(paths) - most >= VAL_SHARES[0] * wanted
+        if has_room and len(counts) >= (config.num_folds or 2):
+            sizes = f"{least} to {most}" if least < most else most
             alike = [path for path, group in zip(paths, groups, strict=True) if group == example]
             fix = f"{len(counts)} groups of {sizes} images can stay together"
-            return _note(reasons[pattern], alike, fix, {"group_pattern": pattern})
+            return _note(reason, alike, fix, {"group_pattern": pattern})
     return None
 
 
@@ -149,37 +125,34 @@ def find_neighbours_across(
 ) -> Note:
     """The note on a split of the data itself, if the training image most like a validation image is its neighbour in
     the numbering. `images`: of train, then of val."""
-    pairs = [*train, *val]
-    ours, theirs = (
-        {match[1]: pair for pair in side if (match := re.search(VERSION, pair.image.name))} for side in (val, train)
-    )
-    if shared := [name for name in ours if name in theirs]:
-        what = f"{counted(len(shared), 'image')} with versions in train and in val by their names, such as"
-        return f"{what} {ours[shared[0]].shown_image} and {theirs[shared[0]].shown_image}: val_iou is too good", {}
+    pairs, num_train = [*train, *val], len(train)
+    versions = [{match[1] for pair in side if (match := re.search(VERSION, pair.image.name))} for side in (train, val)]
+    if shared := sorted(versions[0] & versions[1]):
+        what = f"{counted(len(shared), 'image')} with versions in train and in val by their names"
+        return f"{what}: {first_few(shared, 3)}; val_iou is too good", {}
     places = places_of([pair.image.stem for pair in pairs])  # parts lie in folders of their own
     order = sorted((index for index, image in enumerate(images) if image.thumbnail), key=places.__getitem__)
-    around: dict[int, set[int]] = defaultdict(set)  # of validation images: training images before and after
-    for indices in (order, order[::-1]):
-        last = None  # training image
-        for index in indices:
-            if index < len(train):
-                last = index
-            elif last is not None and places[last].sequence == places[index].sequence:
-                around[index].add(last)
-    if len(order) < MIN_PAIRS or 2 * len(around) < len(val):
+    training = [index for index in order if index < num_train]
+    beside: dict[int, set[int]] = {}  # of validation images: training images before and after
+    for index in (index for index in order if index >= num_train):
+        cut = bisect(training, places[index], key=places.__getitem__)
+        both = training[max(0, cut - 1) : cut + 1]
+        if its := {other for other in both if places[other].sequence == places[index].sequence}:
+            beside[index] = its
+    if len(order) < MIN_PAIRS or 2 * len(beside) < len(val):
         return NOTHING
-    chosen = _spread([index for index in order if index in around])
-    training = {*_spread([index for index in order if index < len(train)])}.union(*(around[index] for index in chosen))
-    others = [index for index in order if index in training]
-    overlaps = _find_overlaps([pairs[index] for index in chosen], [pairs[index] for index in others], console)
-    if (overlapping := overlaps.any(1).mean()) >= MIN_SHARE:
+    validating = _spread([*beside])
+    chosen = [*{*_spread(training)}.union(*(beside[index] for index in validating)), *validating]
+    is_compared = np.array([[index >= num_train > other for other in chosen] for index in chosen])
+    nearest, overlapping = _find_nearest(pairs, images, chosen, is_compared, console)
+    if overlapping >= MIN_SHARE:
         what = f"{overlapping:.0%} of the validation images are tiles that share pixels with training images"
         return f"{what}: val_iou is too good", {}
-    nearest = _find_nearest([images[index] for index in chosen], [images[index] for index in others], overlaps)
-    similarity = _measure(np.array([[other in around[index] for other in others] for index in chosen]), nearest)
+    is_beside = np.array([[other in beside.get(index, ()) for other in chosen] for index in chosen])
+    similarity = _measure(nearest, is_beside, is_compared)
     what = "validation images are like their neighbours in train: the most similar training image is the one before"
     effect = "val_iou shows how well the model knows these sequences, not new ones"
-    return (f"{what} or after in the numbering {similarity}; {effect}", {}) if similarity.is_high else NOTHING
+    return (f"{what} or after in the numbering {similarity.measured}; {effect}", {}) if similarity.kappa else NOTHING
 
 
 def _spread(indices: Sequence[int]) -> list[int]:
@@ -194,43 +167,40 @@ def _are_same(keys: Sequence[object]) -> Pixels:
     return first[:, None] == first
 
 
-def _measure(is_related: Pixels, most_similar: Sequence[int]) -> Similarity:
-    """`is_related`: of each image to each other one, N,N with itself or N,M."""
-    num_images, num_others = is_related.shape
-    if num_images == num_others and is_related.diagonal().all():  # images among themselves
-        is_related, num_others = is_related & ~np.eye(num_images, dtype=np.bool_), num_others - 1
-    share = is_related[np.arange(num_images), most_similar].mean()
-    return Similarity(float(share), float(is_related.sum() / (num_images * num_others)), num_images)
+def _measure(nearest: Pixels, is_related: Pixels, is_compared: Pixels) -> Similarity:
+    """`nearest`: of each image; `is_related`, `is_compared`: of each to each other, N,N."""
+    rows = np.flatnonzero(is_compared.any(1))
+    share, chance = float(is_related[rows, nearest[rows]].mean()), float(is_related[is_compared].mean())
+    deviation = (chance * (1 - chance) / len(rows)) ** 0.5
+    kappa = (share - chance) / max(1e-9, 1 - chance)
+    is_clear = kappa >= MIN_AGREEMENT and share >= chance + MIN_DEVIATIONS * deviation
+    return Similarity(kappa if is_clear else 0.0, f"in {share:.0%} of cases (chance: {chance:.0%})")
 
 
-def _find_nearest(images: Sequence[ImageFacts], others: Sequence[ImageFacts], overlaps: Pixels) -> list[int]:
-    """Of each image the one among the others (without others: among the same) that is most like it."""
-    ours = _colour_thumbnails(images)
-    theirs = _colour_thumbnails(others) if others else ours
-    distances = (ours**2).sum(1)[:, None] + (theirs**2).sum(1) - 2 * ours @ theirs.T
-    distances[overlaps] -= distances.max()
-    if not others:
-        np.fill_diagonal(distances, np.inf)
-    nearest: list[int] = distances.argmin(1).tolist()
-    return nearest
-
-
-def _find_overlaps(pairs: Sequence[Pair], others: Sequence[Pair], console: Console) -> Pixels:
-    """N,M, without others N,N: whether an outermost row or column of one image lies inside of the other."""
-    read = read_each(_unique_lines, [*pairs, *others], console, "Comparing neighbours by name:")
+def _find_nearest(
+    pairs: Sequence[Pair], images: Sequence[ImageFacts], chosen: Sequence[int], is_compared: Pixels, console: Console
+) -> tuple[Pixels, float]:
+    """Of each chosen image the most similar one that it is compared with: one that shares pixels, or by thumbnails in
+    about their colours; and how many share pixels: the outermost row or column of one lies inside of another."""
+    read = read_each(_unique_lines, [pairs[index] for index in chosen], console, "Comparing neighbours by name:")
     lines: list[tuple[set[int], set[int]]] = [each or (set(), set()) for each in read]
-    theirs = lines[len(pairs) :] if others else lines
-    rows = [
-        [not (edges.isdisjoint(its_inside) and its_edges.isdisjoint(inside)) for its_edges, its_inside in theirs]
-        for edges, inside in lines[: len(pairs)]
-    ]
-    return np.array(rows)
+    lies_inside = np.array([[not edges.isdisjoint(inside) for _, inside in lines] for edges, _ in lines])
+    overlaps = (lies_inside | lies_inside.T) & is_compared
+    facts = [images[index] for index in chosen]
+    mean, std = (np.array([np.resize(getattr(image, name), 3) for image in facts]) for name in ("mean", "std"))
+    grey = (decode_thumbnails([image.thumbnail for image in facts])[:, None] - MIDDLE) / CONTRAST
+    colours = (grey * std[:, :, None] + mean[:, :, None]).reshape(len(facts), -1)
+    squares = (colours**2).sum(1)
+    distances = squares[:, None] + squares - 2 * colours @ colours.T
+    distances[overlaps] -= distances.max()
+    distances[~is_compared] = np.inf
+    return distances.argmin(1), float(overlaps.any(1)[is_compared.any(1)].mean())
 
 
 def _unique_lines(_: int, pair: Pair) -> tuple[set[int], set[int]]:
     """Hashes of the outermost rows and columns of an image, and of those inside, without those that it has twice, such
     as padding, bars and gradients, which others may have by chance."""
-    image = read_image(pair.image, min_side=MIN_SIDE)
+    image = read_image(pair.image, min_side=64)  # a JPEG of no more than that: its tiles do not share exact pixels
     if max(image.shape[:2]) > MAX_TILE:
         return set(), set()
     rows, columns = ([hash(line.tobytes()) for line in side] for side in (image, image.swapaxes(0, 1)))
@@ -239,35 +209,10 @@ def _unique_lines(_: int, pair: Pair) -> tuple[set[int], set[int]]:
     return {line for line in edges if counts[line] == 1}, {line for line in inside if counts[line] == 1}
 
 
-def _colour_thumbnails(images: Sequence[ImageFacts]) -> Pixels:
-    """N,C*SIDE*SIDE: about those in colour, by the grey ones and the statistics of the channels."""
-    mean, std = (np.array([np.resize(getattr(image, name), 3) for image in images]) for name in ("mean", "std"))
-    grey = (decode_thumbnails([image.thumbnail for image in images])[:, None] - MIDDLE) / CONTRAST
-    return (grey * std[:, :, None] + mean[:, :, None]).reshape(len(images), -1)
-
-
-def _find_groupings(paths: Sequence[str]) -> Groupings:
-    """The patterns that put most of the paths into groups of several, each way of grouping once; and the groups."""
-    depth = min(path.count("/") for path in paths)
-    folders = [rf"^(?:[^/]+/){{{level}}}([^/]+)/" if level else r"^([^/]+)/" for level in range(depth)]
-    found: dict[tuple[int, ...], tuple[str, list[str]]] = {}
-    for pattern in (*folders, *NAME_PATTERNS):
-        groups = _groups_by(pattern, paths)
-        counts = Counter(groups)
-        is_small = max(counts.values(), default=0) <= MAX_GROUP * len(groups)
-        if len(counts) > 1 and is_small and _share_together(groups) >= MIN_SHARE:
-            numbers = {group: number for number, group in enumerate(counts)}
-            found.setdefault(tuple(numbers[group] for group in groups), (pattern, groups))
-    return dict(found.values())
-
-
-def _share_together(groups: Sequence[str]) -> float:
-    """The share of the images that are in a group with another one."""
-    return sum(count for count in Counter(groups).values() if count > 1) / max(1, len(groups))
-
-
-def _groups_by(pattern: str, paths: Sequence[str]) -> list[str]:
-    """What the first bracket matches in each path; empty if it matches nothing in one of them."""
+def _group_by(pattern: str, paths: Sequence[str], min_share: float = MIN_SHARE) -> list[str]:
+    """What the first bracket matches in each path; empty unless enough are in one of several groups with another."""
     matches = [re.search(pattern, path) for path in paths]
-    groups = [match.group(1) for match in matches if match is not None and match.group(1)]
-    return groups if len(groups) == len(paths) else []
+    groups = [match[1] for match in matches if match is not None and match[1]]
+    counts = Counter(groups)
+    num_together = sum(count for count in counts.values() if count > 1)
+    return groups if len(groups) == len(paths) and len(counts) > 1 and num_together > min_share * len(paths) else []

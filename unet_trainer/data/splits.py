@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, pairwise
+from itertools import combinations, pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -21,17 +21,17 @@ from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.system.console import counted
 
 SPLIT_STREAM = 1  # part of the seed: random numbers of the split are independent of those of the batches
+MAX_UNIT = 0.5  # of the images that stay together as near-duplicates: more are a scene that stands
 MAX_BLOCKS, MIN_BLOCK = 5, 10  # split: blocks validates on so many blocks at most, of so many images at least
 GAP_SHARE, MAX_GAP = 0.2, 25  # images left out on both sides of a block: a share of its length
-BY_HAND = "split_file=FILE.csv divides them as you say"
 NUM_ARRANGEMENTS = 64  # of blocks that are tried
 NUM_IMAGE_BLOCKS, MIN_IMAGE_BLOCKS = 20, 4  # that one image is cut into, unless their sides would be
 IMAGE_BLOCK_SIDES = 256, 1024  # shorter or longer than this, about
-OF_ONE_IMAGE = "train and val are parts of one image: on other images the model is likely worse than val_iou"
 IMAGE_GAP = 8  # between blocks of train and val: the shorter side of a block divided by this
-NUMBER = re.compile(r"(\d+)")
 MIN_RUN = 3  # images in a row that make a sequence
-MAX_UNIT = 0.5  # of the images that stay together as near-duplicates: more are a scene that stands
+NUMBER = re.compile(r"(\d+)")
+BY_HAND = "split_file=FILE.csv divides them as you say"
+OF_ONE_IMAGE = "train and val are parts of one image: on other images the model is likely worse than val_iou"
 UNUSED = "unused"  # split of the pairs that neither train nor validate nor test
 
 Labels = Sequence[Iterable[int]]  # the classes in the mask of each pair
@@ -66,14 +66,13 @@ def build_split(
     """Splits the pairs. Images with the same digest, and near-duplicates (two indices each) unless that leaves too
     little choice, stay together. Raises DataError."""
     if found.is_divided:
-        for key, is_set in (("num_folds", config.num_folds is not None), ("split: blocks", config.split == "blocks")):
-            if is_set:
-                what = f"the data is already divided into train and val ({found.rule})"
-                raise DataError(f"{key}: {what}; leave {key} out")
-        return _split_as_divided(found, digests)
+        return _split_as_divided(config, found, digests)
     if config.split == "blocks":
         return _split_into_blocks(config, found, labels, digests)
-    return _split_at_random(config, found, labels, digests, near_duplicates)
+    units = _group_pairs(found.pairs, digests, near_duplicates)
+    if len(units) < max(2, config.num_folds or 0) or max(map(len, units)) > MAX_UNIT * len(found.pairs):
+        units = _group_pairs(found.pairs, digests)
+    return _split_at_random(config, found, units, labels, digests)
 
 
 def _divide(found: FoundPairs, parts: Sequence[str | None], digests: Sequence[str], rule: str, *notices: str) -> Split:
@@ -89,53 +88,45 @@ def _divide(found: FoundPairs, parts: Sequence[str | None], digests: Sequence[st
     return Split(train, val, rule, notices, found.test, (*unused, *identical))
 
 
-# As the data has it
-
-
-def _split_as_divided(found: FoundPairs, digests: Sequence[str]) -> Split:
+def _split_as_divided(config: Config, found: FoundPairs, digests: Sequence[str]) -> Split:
     """Takes the parts as the data has them. A group on both sides is an error."""
+    for key, is_set in (("num_folds", config.num_folds is not None), ("split: blocks", config.split == "blocks")):
+        if is_set:
+            what = f"the data is already divided into train and val ({found.rule})"
+            raise DataError(f"{key}: {what}; leave {key} out")
     if all(pair.part == "val" for pair in found.pairs):
         raise DataError(f"every pair validates and none trains ({found.rule}); need train as well; {BY_HAND}")
     train, val = ({pair.group for pair in found.pairs if pair.part == part} for part in ("train", "val"))
     if shared := sorted((train & val) - {""}):
         what = f"{counted(len(shared), 'group')} in train and in val: {first_few(shared)}"
         raise DataError(f"{what}; put each on one side; {BY_HAND}")
-    for one, other in _find_overlaps(found.pairs):
+    for both in _find_overlaps(found.pairs):
+        one, other = sorted((found.pairs[index] for index in both), key=lambda pair: pair.part != "train")
         if one.part != other.part:
-            pair = one if one.part == "train" else other
-            raise DataError(f"{pair.shown_image} is in train, and some of its pixels are in val; move one of the boxes")
+            raise DataError(f"{one.shown_image} is in train, and some of its pixels are in val; move one of the boxes")
     split = _divide(found, [pair.part for pair in found.pairs], digests, found.rule)
     if not split.train:
         raise DataError(f"every training image also validates (the files are identical); {BY_HAND}")
     return split
 
 
-def _find_overlaps(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Pair]]:
+def _find_overlaps(pairs: Sequence[Pair]) -> Iterator[tuple[int, int]]:
     """Pairs that share pixels of one image: two boxes, or a box and the whole."""
-    by_image: dict[Path, list[Pair]] = defaultdict(list)
-    for pair in pairs if any(pair.box for pair in pairs) else ():
-        by_image[resolved(pair.user_files[0])].append(pair)
-    for one, other in chain.from_iterable(combinations(its, 2) for its in by_image.values()):
-        boxes = [pair.box for pair in (one, other) if pair.box is not None]
+    by_image: dict[Path, list[int]] = defaultdict(list)
+    for index, pair in enumerate(pairs if any(pair.box for pair in pairs) else ()):
+        by_image[resolved(pair.user_files[0])].append(index)
+    for both in (both for its in by_image.values() for both in combinations(its, 2)):
+        boxes = [box for index in both if (box := pairs[index].box) is not None]
         if len(boxes) == 1 or (len(boxes) == 2 and boxes[0].overlaps(boxes[1])):
-            yield one, other
-
-
-# At random
+            yield both
 
 
 def _split_at_random(
-    config: Config,
-    found: FoundPairs,
-    labels: Labels,
-    digests: Sequence[str],
-    near_duplicates: Sequence[tuple[int, int]],
+    config: Config, found: FoundPairs, units: Sequence[Sequence[int]], labels: Labels, digests: Sequence[str]
 ) -> Split:
-    """A share of the pairs validates, or one of several folds."""
+    """A share of the pairs validates, or one of several folds. `units`: indices of pairs that stay together."""
     num_pairs, num_folds, fold = len(found.pairs), config.num_folds, config.fold
-    units, needed = _group_pairs(found.pairs, digests, near_duplicates), max(2, num_folds or 0)
-    if len(units) < needed or max(map(len, units)) > MAX_UNIT * num_pairs:
-        units = _group_pairs(found.pairs, digests)
+    needed = max(2, num_folds or 0)
     if len(units) < needed:
         alike = "or with identical images, or boxes that overlap"
         grouped = f" in {counted(len(units), 'group')} ({alike}); {BY_HAND}" if len(units) < num_pairs else ""
@@ -144,17 +135,24 @@ def _split_at_random(
         raise DataError(f"need at least {needed} pairs{room}; got {counted(num_pairs, 'pair')}{grouped}")
     if num_folds is None:
         num_val = min(max(1, round(num_pairs * config.val_fraction)), num_pairs - 1)
-        fold, sizes = 1, [num_pairs - num_val, num_val]
+        how, fold, sizes = f"val_fraction {config.val_fraction:g}", 1, [num_pairs - num_val, num_val]
     else:
+        how = f"fold {fold} of {num_folds}"
         sizes = [num_pairs // num_folds + (index < num_pairs % num_folds) for index in range(num_folds)]
-    sides = assign(units, labels, sizes, config.seed)
-    held_out = {index for unit, side in zip(units, sides, strict=True) if side == fold for index in unit}
-    parts = ["val" if index in held_out else "train" for index in range(num_pairs)]
+    parts = ["train"] * num_pairs
+    for unit, side in zip(units, assign(units, labels, sizes, config.seed), strict=True):
+        for index in unit if side == fold else ():
+            parts[index] = "val"
     num_groups = len({pair.group for pair in found.pairs} - {""})
     grouped = f", {counted(num_groups, 'group')} kept together" if num_groups else ""
-    how = f"fold {fold} of {num_folds}" if num_folds else f"val_fraction {config.val_fraction:g}"
+    by_digest: dict[str, list[str]] = defaultdict(list)
+    for pair, digest in zip(found.pairs, digests, strict=True):
+        by_digest[digest].append(pair.shown_image)
+    identical = [images for digest, images in by_digest.items() if digest and len(images) > 1]
+    shown = first_few((" = ".join(images[:3]) for images in identical), 2)
+    what = f"{sum(map(len, identical))} images are identical to another one; identical images stay on one side: {shown}"
     rule = f"{found.rule}; {how}, seed {config.seed}{grouped}"
-    return _divide(found, parts, digests, rule, *_describe_identical(found.pairs, digests))
+    return _divide(found, parts, digests, rule, *([what] if identical else []))
 
 
 def _group_pairs(
@@ -165,18 +163,13 @@ def _group_pairs(
 
     def find_root(index: int) -> int:
         while parents[index] != index:
-            parents[index] = parents[parents[index]]
-            index = parents[index]
+            parents[index] = index = parents[parents[index]]
         return index
 
     first: dict[tuple[str, str], int] = {}
-    for index, (pair, digest) in enumerate(zip(pairs, digests, strict=True)):
-        for key in (("group", pair.group), ("image", digest)):
-            if key[1]:
-                parents[find_root(index)] = find_root(first.setdefault(key, index))
-    index_of = {pair: index for index, pair in enumerate(pairs)}
-    overlapping = [(index_of[one], index_of[other]) for one, other in _find_overlaps(pairs)]
-    for one, other in (*overlapping, *near_duplicates):
+    keys = ((("group", pair.group), ("image", digest)) for pair, digest in zip(pairs, digests, strict=True))
+    links = ((index, first.setdefault(key, index)) for index, both in enumerate(keys) for key in both if key[1])
+    for one, other in (*links, *_find_overlaps(pairs), *near_duplicates):
         parents[find_root(one)] = find_root(other)
     units: dict[int, list[int]] = defaultdict(list)
     for index in range(len(pairs)):
@@ -212,27 +205,14 @@ def assign(units: Sequence[Sequence[int]], labels: Labels, sizes: Sequence[int],
     return sides
 
 
-def _describe_identical(pairs: Sequence[Pair], digests: Sequence[str]) -> tuple[str, ...]:
-    by_digest: dict[str, list[str]] = defaultdict(list)
-    for pair, digest in zip(pairs, digests, strict=True):
-        by_digest[digest].append(pair.shown_image)
-    identical = [images for digest, images in by_digest.items() if digest and len(images) > 1]
-    shown = first_few((" = ".join(images[:3]) for images in identical), 2)
-    what = f"{sum(map(len, identical))} images are identical to another one"
-    return (f"{what}; identical images stay on one side: {shown}",) if identical else ()
-
-
-# Blocks of a sequence
-
-
 def _split_into_blocks(config: Config, found: FoundPairs, labels: Labels, digests: Sequence[str]) -> Split:
     """Contiguous blocks in the order of the names validate; their neighbours neither train nor validate."""
     num_pairs, num_folds, fold = len(found.pairs), config.num_folds, config.fold
     if any(pair.group for pair in found.pairs):
         what = "split: blocks divides a sequence, and the pairs have groups that stay together"
         raise DataError(f"{what}; leave one of them out")
-    too_few_for = "are too few to train on, to validate on and to leave a gap between"
-    too_few = Question(f"split: blocks: {counted(num_pairs, 'pair')} {too_few_for}", {"split": "random"})
+    what = f"{counted(num_pairs, 'pair')} are too few to train on, to validate on and to leave a gap between"
+    too_few = Question(f"split: blocks: {what}", {"split": "random"})
     if num_pairs < max(3, num_folds or 0):  # one to train on, one to validate on and one between them
         raise too_few
     places = places_of([pair.name for pair in found.pairs])
@@ -254,7 +234,7 @@ def _split_into_blocks(config: Config, found: FoundPairs, labels: Labels, digest
     for position in (position for start, end in blocks for position in range(start, end)):
         parts[order[position]] = "val"
     num_left = parts.count(UNUSED)
-    gaps = (f"{counted(num_left, 'pair')} between the blocks of train and val left out, as a gap",) if num_left else ()
+    gaps = [f"{counted(num_left, 'pair')} between the blocks of train and val left out, as a gap"] if num_left else []
     rule = f"{found.rule}; split: blocks, {how}: {counted(len(blocks), 'block')} of val"
     split = _divide(found, parts, digests, rule, *gaps)
     if not split.train:
@@ -268,12 +248,12 @@ def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[
     stretches = list(pairwise(len(labels) * index // num_blocks for index in range(num_blocks + 1)))
     wanted = [num_val // num_blocks + (index < num_val % num_blocks) for index in range(num_blocks)]
     sizes = [min(end - start, size) for (start, end), size in zip(stretches, wanted, strict=True)]
-    counts: Counter[int] = Counter(label for held in labels for label in held)
+    counts = Counter(label for its in labels for label in its)
     rng, tried = np.random.default_rng([seed, SPLIT_STREAM]), []
     for _ in range(NUM_ARRANGEMENTS):
         starts = [int(rng.integers(start, end - size + 1)) for (start, end), size in zip(stretches, sizes, strict=True)]
         blocks = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
-        held: Counter[int] = Counter(label for start, end in blocks for its in labels[start:end] for label in its)
+        held = Counter(label for start, end in blocks for its in labels[start:end] for label in its)
         distance = sum(abs(held[label] / num_val - count / len(labels)) for label, count in counts.items())
         tried.append((round(distance, 9), blocks))
     return min(tried, key=lambda one: one[0])[1]
@@ -292,43 +272,35 @@ def places_of(names: Sequence[str]) -> list[Place]:
     by_template: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, its in enumerate(pieces):
         by_template[tuple(its[::2])].append(index)
-    places: dict[int, Place] = {}
-    for members in by_template.values():
-        position = _counter_position([pieces[index][1::2] for index in members])
-        for index in members:
-            its, number = pieces[index], 0
-            if position is not None:
-                number, its[2 * position + 1] = int(its[2 * position + 1]), "#"
-            # In parts that sort as people count: 2 before 10.
-            texts = (str(PurePosixPath(names[index]).parent), "/", "".join(its))
-            parts = [part for text in texts for part in NUMBER.split(text) if part]
-            places[index] = Place(tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts), number)
-    return [places[index] for index in range(len(names))]
-
-
-def _counter_position(numbers: Sequence[Sequence[str]]) -> int | None:
-    """Which of the numbers counts: with the others fixed, it has runs of MIN_RUN or more; of several the last."""
-
-    def num_in_runs(candidate: int) -> int:
-        runs = Counter(tuple(map(int, (*found[:candidate], *found[candidate + 1 :]))) for found in numbers)
-        return sum(count for count in runs.values() if count >= MIN_RUN)
-
-    return max(reversed(range(len(numbers[0]))), key=num_in_runs, default=None)
+    counters = {}  # of each template, the piece that counts
+    for template, members in by_template.items():
+        numbers = [tuple(map(int, pieces[index][1::2])) for index in members]
+        in_runs = []  # how many are in runs of MIN_RUN or more with the other numbers fixed
+        for position in range(len(template) - 1):
+            runs = Counter((*its[:position], *its[position + 1 :]) for its in numbers)
+            in_runs.append((sum(count for count in runs.values() if count >= MIN_RUN), position))
+        counters[template] = 2 * max(in_runs)[1] + 1 if in_runs else None  # of several the last
+    places = []
+    for name, its in zip(names, pieces, strict=True):
+        counter, number = counters[tuple(its[::2])], 0
+        if counter is not None:
+            number, its[counter] = int(its[counter]), "#"
+        # In parts that sort as people count: 2 before 10.
+        texts = (str(PurePosixPath(name).parent), "/", "".join(its))
+        parts = [part for text in texts for part in NUMBER.split(text) if part]
+        places.append(Place(tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts), number))
+    return places
 
 
 def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path) -> tuple[Pair, ...]:
     """The pairs with their groups: the pattern's match in the path, or its first bracket. Raises DataError."""
     compiled = re.compile(composed(pattern))
     paths = [pair.path_in(data_dir) for pair in pairs]
-    matches = [compiled.search(path) for path in paths]
-    groups = [match and match.group(1 if compiled.groups else 0) for match in matches]
+    groups = [match[min(1, compiled.groups)] if (match := compiled.search(path)) else "" for path in paths]
     if unmatched := [path for path, group in zip(paths, groups, strict=True) if not group]:
         what = f"matches nothing in {len(unmatched)} of {len(pairs)} paths, such as {first_few(unmatched)}"
         raise DataError(f"group_pattern: {'the first bracket of ' * bool(compiled.groups)}{pattern!r} {what}")
-    return tuple(replace(pair, group=group or "") for pair, group in zip(pairs, groups, strict=True))
-
-
-# Blocks of one image
+    return tuple(replace(pair, group=group) for pair, group in zip(pairs, groups, strict=True))
 
 
 def choose_image_blocks(
@@ -338,45 +310,43 @@ def choose_image_blocks(
     that train and that validate, the height and width of most of them, and the gap between train and val.
 
     Blocks are cells of a grid; those that train are cut back by the gap where they meet one that validates. Of several
-    choices, the one with fewest classes that a side lacks, and then with shares of classes most like the image's.
-    """
+    choices, the one with fewest classes that a side lacks, and then with shares of classes most like the image's."""
     side = min(max(math.sqrt(ids.size / NUM_IMAGE_BLOCKS), IMAGE_BLOCK_SIDES[0]), IMAGE_BLOCK_SIDES[1])
     numbers = [max(1, round(length / side)) for length in ids.shape]
     size = ids.shape[0] // numbers[0], ids.shape[1] // numbers[1]
     gap = min(size) // IMAGE_GAP
-    rows, columns = (
-        [length * index // number for index in range(number + 1)]
-        for length, number in zip(ids.shape, numbers, strict=True)
-    )
-    # Each cell in 3×3 parts, the outer ones as wide as the gap: rows,columns,3,3,classes of numbers of pixels.
-    down, across = (
-        [*(place for start, end in pairwise(edges) for place in (start, start + gap, end - gap)), edges[-1]]
-        for edges in (rows, columns)
-    )
-    parts = [ids[top:bottom, left:right] for top, bottom in pairwise(down) for left, right in pairwise(across)]
+    grid = [[length * index // num for index in range(num + 1)] for length, num in zip(ids.shape, numbers, strict=True)]
+    # Each cell in 3×3 parts, the outer ones as wide as the gap: rows,3,columns,3,classes of numbers of pixels.
+    down, across = ([start + d for start, end in pairwise(its) for d in (0, gap, end - start - gap)] for its in grid)
+    lines = [*pairwise([*down, ids.shape[0]])], [*pairwise([*across, ids.shape[1]])]
+    parts = [ids[top:bottom, left:right] for top, bottom in lines[0] for left, right in lines[1]]
     counts = np.array([np.bincount(part.ravel(), minlength=256)[:IGNORED] for part in parts])
-    counts = counts[:, counts.any(0)].reshape(numbers[0], 3, numbers[1], 3, -1).swapaxes(1, 2)
-    usable = np.flatnonzero(counts.any((2, 3, 4)))
+    total = counts.sum(0)
+    counts = counts[:, total > 0].reshape(numbers[0], 3, numbers[1], 3, -1)
+    usable = np.flatnonzero(counts.any((1, 3, 4)))
     if len(usable) < MIN_IMAGE_BLOCKS:
         return None
     num_val = min(max(1, round(len(usable) * val_fraction)), len(usable) - 1)
-    total, rng = counts.sum((0, 1, 2, 3)), np.random.default_rng([seed, SPLIT_STREAM])
-    tried: list[tuple[tuple[int, float], Pixels]] = []
+    total, rng = total[total > 0], np.random.default_rng([seed, SPLIT_STREAM])
+    tried: list[tuple[int, float, Pixels]] = []
     for _ in range(NUM_ARRANGEMENTS):
         is_val = np.zeros(numbers, np.bool_)
         is_val.flat[rng.permutation(usable)[:num_val]] = True
+        is_train = np.tile(~is_val[:, None, :, None], (1, 3, 1, 3))
         top, bottom, left, right = ~_cut_sides(is_val)
-        whole = np.ones_like(is_val)
-        is_kept = np.stack([top, whole, bottom], -1)[..., None] & np.stack([left, whole, right], -1)[:, :, None]
-        val, train = counts[is_val].sum((0, 1, 2)), counts[is_kept & ~is_val[..., None, None]].sum(0)
+        is_train[:, 0] &= top[..., None]
+        is_train[:, 2] &= bottom[..., None]
+        is_train[..., 0] &= left[:, None]
+        is_train[..., 2] &= right[:, None]
+        train, val = counts[is_train].sum(0), counts.sum((1, 3))[is_val].sum(0)
         difference = np.abs(val / max(1, val.sum()) - total / total.sum()).sum()
-        tried.append(((int(((val == 0) | (train == 0)).sum()), round(float(difference), 9)), is_val))
-    _, is_val = min(tried, key=lambda one: one[0])
-    cut = _cut_sides(is_val)
+        tried.append((int(((val == 0) | (train == 0)).sum()), round(float(difference), 9), is_val))
+    *_, is_val = min(tried, key=lambda one: one[:2])
+    cut = gap * _cut_sides(is_val).astype(int)
     blocks: dict[Part, list[Sides]] = {"train": [], "val": []}
-    for row, column in zip(*np.unravel_index(usable, is_val.shape), strict=True):
-        top, bottom, left, right = (gap * int(its[row, column]) for its in cut)
-        box = rows[row] + top, columns[column] + left, rows[row + 1] - bottom, columns[column + 1] - right
+    for row, column in (divmod(int(place), numbers[1]) for place in usable):
+        top, bottom, left, right = cut[:, row, column].tolist()
+        box = grid[0][row] + top, grid[1][column] + left, grid[0][row + 1] - bottom, grid[1][column + 1] - right
         blocks["val" if is_val[row, column] else "train"].append(box)
     return blocks, size, gap
 
