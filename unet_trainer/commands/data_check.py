@@ -19,7 +19,8 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS, Config, as_dict, id_names, to_plain
 from unet_trainer.data import mask_evidence as evidence
-from unet_trainer.data.dataset_report import DatasetReport, build_dataset_report, describe_sizes, find_dataset
+from unet_trainer.data.dataset_notices import describe_sizes
+from unet_trainer.data.dataset_report import DatasetReport, build_dataset_report, find_dataset
 from unet_trainer.data.mask_evidence import MaskEvidence, class_ids
 from unet_trainer.data.pairs import (
     Box,

@@ -113,14 +113,14 @@ def load_evaluation_data(
     # Nothing is kept where there are no runs.
     cache = open_scan_cache(source.data_dir, runs, nodata) if runs.is_dir() else ScanCache(None, nodata)
     report = read_every_pair(config, found, cache, console)
-    _refuse_other_images(report, spec.image)
+    report = _refuse_other_images(report, spec.image)
     coding = spec.coding
     if "mask_values" in overrides and config.mask_values != "auto":
         coding = given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
     elif "ignore_value" in overrides:
         ignored = given_coding("nonzero", config.ignore_value).ignored or None
         coding = dataclasses.replace(coding, ignore_value=ignored)
-    _refuse_other_masks(report, coding, spec)
+    report = _refuse_other_masks(report, coding, spec)
     if report.blocking_message or not report.pairs:
         raise DataError(report.blocking_message or f"{found.rule}: there is no pair to evaluate on")
     for notice in report.notices:
@@ -167,18 +167,18 @@ def find_split(
     return dataclasses.replace(found, pairs=chosen), split
 
 
-def _refuse_other_images(report: DatasetReport, spec: ImageSpec) -> None:
+def _refuse_other_images(report: DatasetReport, spec: ImageSpec) -> DatasetReport:
     nodata = "ignore" if spec.ignores_nodata else "fill"
-    report.notices += describe_reading(report.images, spec.channels, spec.nodata, nodata, can_be_set=False)
-    report.images = [image.as_read(spec.channels) for image in report.images]
+    notices = describe_reading(report.images, spec.channels, spec.nodata, nodata, can_be_set=False)
+    images = [image.as_read(spec.channels) for image in report.images]
     lines = tuple(
         f"{pair.image}: {difference}"
-        for pair, image in zip(report.pairs, report.images, strict=True)
+        for pair, image in zip(report.pairs, images, strict=True)
         if (difference := kind_difference(depth_of(image), 1 if image.is_grey else image.channels, spec))
     )
-    if lines:
-        what = "of a kind that the model does not know"
-        report.problems.append(Problem("kind", "image", what, lines, "convert them to what it was trained on"))
+    what = "of a kind that the model does not know"
+    problem = Problem("kind", "image", what, lines, "convert them to what it was trained on")
+    return report.plus(*notices, problem, images=images)
 
 
 def kind_difference(depth: str, channels: int, spec: ImageSpec) -> str:
@@ -192,22 +192,20 @@ def kind_difference(depth: str, channels: int, spec: ImageSpec) -> str:
     return f"{counted(channels, 'channel')}; the model was trained on images of {spec.channels}"
 
 
-def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> None:
+def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> DatasetReport:
     names = ", ".join(f"{coding.describe(index)} → {name}" for index, name in enumerate(spec.id_names))
     order = "mask_values=[...] gives the value of each class of the model in these masks"
     if lines := unknown_value_lines(report.pairs, report.masks, coding):
         what, fix = f"with values that belong to no class of the model ({names})", "ignore_value=N leaves a value out"
-        report.problems.append(Problem("values", "mask", what, tuple(lines), f"{order}; {fix}"))
-        return
+        return report.plus(Problem("values", "mask", what, tuple(lines), f"{order}; {fix}"))
     values, first = sorted(total_counts(report.masks)), spec.id_names[0]
     if {class_id for mask in report.masks for class_id in class_ids(mask.counts, coding)} - {0, IGNORED, UNKNOWN}:
-        return
+        return report
     if len(values) == 1:
-        report.notices.append(f"no mask holds any class but {first}")
-        return
+        return report.plus(f"no mask holds any class but {first}")
     shown = first_few((show_value(value) for value in values), 8)
     by_coding = f"by the model's coding ({names}) none of them is any class but {first}; {order}"
-    report.questions.append(Question(f"mask_values: the masks hold the values {shown}, and {by_coding}"))
+    return report.plus(Question(f"mask_values: the masks hold the values {shown}, and {by_coding}"))
 
 
 def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
