@@ -25,10 +25,11 @@ from unet_trainer.data.scan import ImageFacts, MaskFacts, ScanCache, depth_of, d
 from unet_trainer.data.shards import find_in_shards
 from unet_trainer.data.split_file import listed_files, read_split_csv
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_spec import ImageSpec, depth_name
+from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value
+from unet_trainer.loading.sample_reader import kind_difference
 from unet_trainer.runs.folder import CONFIG_YAML, SPLIT_CSV
-from unet_trainer.system.console import Console, counted
+from unet_trainer.system.console import Console
 
 if TYPE_CHECKING:  # it needs torch
     from unet_trainer.model.segmenter import SegmenterSpec
@@ -179,17 +180,6 @@ def _refuse_other_images(report: DatasetReport, spec: ImageSpec) -> DatasetRepor
     what = "of a kind that the model does not know"
     problem = Problem("kind", "image", what, lines, "convert them to what it was trained on")
     return report.plus(*notices, problem, images=images)
-
-
-def kind_difference(depth: str, channels: int, spec: ImageSpec) -> str:
-    """What a model of this spec does not know about such images; empty if it knows them."""
-    if depth != spec.depth:
-        return f"{depth_name(depth)} values; the model was trained on {depth_name(spec.depth)} images"
-    if channels == spec.channels or (channels, spec.channels) == (1, 3):  # grey is repeated, as in training
-        return ""
-    if (channels, spec.channels) == (3, 1):
-        return "RGB in colour; the model was trained on grey images: convert them (image.convert('L') of PIL)"
-    return f"{counted(channels, 'channel')}; the model was trained on images of {spec.channels}"
 
 
 def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> DatasetReport:
