@@ -15,30 +15,32 @@ from unet_trainer.images.mask_decoding import COLOUR, UNKNOWN, MaskCoding, show_
 from unet_trainer.system.console import counted
 
 MORE_IMAGES = "add images with them, or choose with split_file=FILE.csv"
-OTHER_SIZE = "mask", "of another size than the image"
-# By kind: what has it, what is wrong, the fix, and the settings that solve it.
-PROBLEMS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
-    "unreadable": (*UNREADABLE, "repair these files, or remove them together with their partners", {}),
-    "sizes": (*OTHER_SIZE, "an image and its mask must have the same size", {}),
-    "sizes of one shape": (
-        *OTHER_SIZE,
-        "resize_masks: true resizes masks with the aspect ratio of their images",
-        {"resize_masks": True},
-    ),
-    "kind": (
-        "image",
-        "of another kind than the others",
-        "all images of a dataset must have the same depth and channels: convert or remove these",
-        {},
+OTHER_SIZE, OTHER_KIND = ("mask", "of another size than the image"), ("image", "of another kind than the others")
+# By kind: what has it, what is wrong, and the fix.
+PROBLEMS = {
+    "unreadable": (*UNREADABLE, "repair these files, or remove them together with their partners"),
+    "sizes": (*OTHER_SIZE, "an image and its mask must have the same size"),
+    "sizes of one shape": (*OTHER_SIZE, "resize_masks: true resizes masks with the aspect ratio of their images"),
+    "kind": (*OTHER_KIND, "all images of a dataset must have the same depth and channels: convert or remove these"),
+    "kind that is set": (*OTHER_KIND, "in_channels does not fit them; leave it out, or convert the images"),
+    "palettes": (
+        "mask",
+        "with a palette in another order",
+        "save the masks in colour, or all with the same palette: their values are places in it",
     ),
 }
+SOLUTIONS = {"sizes of one shape": {"resize_masks": True}}  # settings that solve a problem
 
 
 class Finding:
-    """What does not stop training and the user should know: its kind, and the values that its sentence is made of."""
+    """What does not stop training and the user should know: its kind, and the values that its sentence is made of. The
+    first says what or how many have it; if there are none, nothing was found."""
 
     def __init__(self, kind: str, *values: Any) -> None:
         self.kind, self.values = kind, values
+
+    def __bool__(self) -> bool:
+        return bool(self.values[0])
 
     def __str__(self) -> str:
         match self.kind, *self.values:
@@ -86,8 +88,8 @@ class Finding:
 
 
 def problem(kind: str, lines: Sequence[str]) -> Problem:
-    noun, what, fix, settings = PROBLEMS[kind]
-    return Problem(kind.partition(" ")[0], noun, what, tuple(lines), fix, settings)
+    noun, what, fix = PROBLEMS[kind]
+    return Problem(kind.partition(" ")[0], noun, what, tuple(lines), fix, SOLUTIONS.get(kind, {}))
 
 
 def describe_size(shown_mask: str, image: ImageFacts, mask: MaskFacts) -> str:
@@ -133,8 +135,7 @@ def palettes_in_another_order(pairs: Sequence[Pair], masks: Sequence[MaskFacts])
             if one != other
         ]
         lines += [f"{pair.shown_mask}: {odd[0]}"] if odd else []
-    fix = "save the masks in colour, or all with the same palette: their values are places in it"
-    return Problem("palettes", "mask", "with a palette in another order", tuple(lines), fix)
+    return problem("palettes", lines)
 
 
 def describe_sizes(images: Sequence[ImageFacts], most: int = 3) -> str:

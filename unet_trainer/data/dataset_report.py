@@ -172,13 +172,11 @@ def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, 
             digests = {pair.shown_image: image.digest[:NUM_DIGITS], pair.shown_mask: mask.digest[:NUM_DIGITS]}
             changed += [shown for shown, its in digests.items() if pair.content and its not in pair.content]
             usable.append((replace(pair, content="".join(digests.values())), image, mask))
-    findings: list[Finding | str] = [*found.notices, *([Finding("changed", changed)] if changed else [])]
-    if config.resize_masks and resizable:
-        findings, resizable = [*findings, Finding("resized", len(resizable))], []
-    kinds = {"unreadable": unreadable, "sizes of one shape": resizable, "sizes": others}
-    problems = [notices.problem(kind, lines) for kind, lines in kinds.items()]
     pairs, images, masks = zip(*usable, strict=True) if usable else ((), (), ())
-    return DatasetReport(found, pairs, images, masks).plus(*found.problems, *findings, *problems)
+    report = DatasetReport(found, pairs, images, masks).plus(*found.problems, *found.notices)
+    report = report.plus(Finding("changed", changed), notices.problem("unreadable", unreadable))
+    resized = Finding("resized", len(resizable)) if config.resize_masks else None
+    return report.plus(resized or notices.problem("sizes of one shape", resizable), notices.problem("sizes", others))
 
 
 def _choose_kind(report: DatasetReport, config: Config) -> DatasetReport:
@@ -194,7 +192,7 @@ def _choose_kind(report: DatasetReport, config: Config) -> DatasetReport:
         for name, its in (("pairs", report.pairs), ("images", images), ("masks", report.masks))
     }
     report = report.plus(*reading, kind=kind, nodata=nodata, **usable)
-    return report.plus(notices.problem("kind", others))
+    return report.plus(notices.problem("kind" if config.in_channels == "auto" else "kind that is set", others))
 
 
 def _choose_classes(report: DatasetReport, config: Config) -> DatasetReport:
@@ -339,12 +337,10 @@ def _weak_points(report: DatasetReport, split: Split, config: Config, is_resumed
         num_folds = 0 if is_divided or is_grouped else min(5, len(split.train) + 1)
         yield Finding("one validates", split.val[0].shown_image, num_folds, is_divided)
     tested, trained = ({pair.group for pair in side} - {""} for side in (split.test, split.train))
-    if shared := sorted(tested & trained):
-        yield Finding("groups in test", shared)
+    yield Finding("groups in test", sorted(tested & trained))
     train, val = report.ids_in(split.train), report.ids_in(split.val)
     for kind, ids in (("not validated", train - val), ("not trained", val - train)):
-        if ids:
-            yield Finding(kind, [id_names(report.decided(config))[class_id] for class_id in sorted(ids)])
+        yield Finding(kind, [id_names(report.decided(config))[class_id] for class_id in sorted(ids)])
 
 
 def _compare_neighbours(report: DatasetReport, config: Config, console: Console) -> DatasetReport:
@@ -361,19 +357,20 @@ def _compare_neighbours(report: DatasetReport, config: Config, console: Console)
     return report.plus(text, advised=advised)
 
 
-def _unusual_files(report: DatasetReport) -> Iterator[Finding]:
+def _unusual_files(report: DatasetReport) -> list[Finding]:
     images, spec, total = report.images, report.image_spec, len(report.pairs)
     is_grey = [image.channels == 1 for image in images] if report.kind and report.kind.channels > 1 else []
-    numbers = {"in alpha": sum(mask.is_alpha for mask in report.masks)}
-    numbers |= {"rotated": sum(image.is_turned for image in images), "grey": sum(is_grey)}
-    yield from (Finding(kind, number, total) for kind, number in numbers.items() if number)
-    if spec and report.statistics_reason == "as given" and spec.is_8bit and max(*spec.mean, *spec.std) <= 1:
-        yield Finding("units of 0 to 1")
+    is_given = spec is not None and spec.is_8bit and report.statistics_reason == "as given"
     same: dict[str, dict[str, str]] = {}  # digest of an image → names of its images → digests of their masks
     for pair, image, mask in zip(report.pairs, images, report.masks, strict=True):
         same.setdefault(image.digest, {})[pair.shown_image] = mask.digest
-    if sets := [[*masks] for masks in same.values() if len({*masks.values()}) > 1]:
-        yield Finding("other masks", sets)
+    return [
+        Finding("in alpha", sum(mask.is_alpha for mask in report.masks), total),
+        Finding("rotated", sum(image.is_turned for image in images), total),
+        Finding("grey", sum(is_grey), total),
+        Finding("units of 0 to 1", spec is not None and is_given and max(*spec.mean, *spec.std) <= 1),
+        Finding("other masks", [[*masks] for masks in same.values() if len({*masks.values()}) > 1]),
+    ]
 
 
 def _ids_of_each(masks: Sequence[MaskFacts], coding: MaskCoding | None) -> list[set[int]]:
