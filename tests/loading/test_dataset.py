@@ -1,6 +1,7 @@
 """Samples and batches depend on (seed, epoch, index) alone; a file that changed during the run is refused."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,6 +95,13 @@ def test_a_file_that_has_become_one_of_another_kind_is_refused(own_data, kind, c
     with path.open("wb") as file:
         np.save(file, changed)
     assert_refused(own_data, path, reason)
+
+
+def test_a_grey_image_among_those_of_many_channels_is_repeated_as_the_scan_takes_it(tmp_path):
+    spec = replace(RGB_8BIT, channels=4, mean=(0.0,) * 4, std=(1.0,) * 4)
+    pair = write_pair(tmp_path, grey := noise(64, 64), grey // 128)
+    image, _ = make_dataset([pair], BINARY, WholeImages((64, 64), 1), image_spec=spec)[0, 0]
+    assert np.array_equal(image, np.dstack([grey] * 4))
 
 
 TILINGS = {

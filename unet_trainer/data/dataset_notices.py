@@ -14,8 +14,9 @@ from unet_trainer.data.splits import Split
 from unet_trainer.images.mask_decoding import COLOUR, UNKNOWN, MaskCoding, show_value
 from unet_trainer.system.console import counted
 
-MORE_IMAGES = "add images with them, or choose with split_file=FILE.csv"
+MORE = "add images with them, or choose with split_file=FILE.csv"
 OTHER_SIZE, OTHER_KIND = ("mask", "of another size than the image"), ("image", "of another kind than the others")
+OTHER_PALETTE = "mask", "with a palette in another order"
 # By kind: what has it, what is wrong, and the fix.
 PROBLEMS = {
     "unreadable": (*UNREADABLE, "repair these files, or remove them together with their partners"),
@@ -24,8 +25,7 @@ PROBLEMS = {
     "kind": (*OTHER_KIND, "all images of a dataset must have the same depth and channels: convert or remove these"),
     "kind that is set": (*OTHER_KIND, "in_channels does not fit them; leave it out, or convert the images"),
     "palettes": (
-        "mask",
-        "with a palette in another order",
+        *OTHER_PALETTE,
         "save the masks in colour, or all with the same palette: their values are places in it",
     ),
 }
@@ -64,11 +64,9 @@ class Finding:
                 what = f"{counted(len(groups), 'group')} in train and in test: {first_few(groups)}"
                 return f"{what}; the scores of evaluate --split test are too good for them"
             case "not validated", classes:
-                return (
-                    f"classes in no validation mask (val_iou says nothing of them): {first_few(classes)}; {MORE_IMAGES}"
-                )
+                return f"classes in no validation mask (val_iou says nothing of them): {first_few(classes)}; {MORE}"
             case "not trained", classes:
-                return f"classes in no training mask (nothing teaches them): {first_few(classes)}; {MORE_IMAGES}"
+                return f"classes in no training mask (nothing teaches them): {first_few(classes)}; {MORE}"
             case "in alpha", number, total:
                 some = f"{number} of {counted(total, 'mask')}"
                 return f"the alpha channel of {some} is the mask; their colour is the same everywhere"
@@ -128,13 +126,10 @@ def palettes_in_another_order(pairs: Sequence[Pair], masks: Sequence[MaskFacts])
         usual[colour][value] += 1
     lines = []
     for pair, palette in zip(pairs, palettes, strict=True):
-        others = ((value, colour, usual[colour].most_common(1)[0][0]) for value, colour in palette.items())
-        odd = [
-            f"{show_value(COLOUR + colour)} is {one}, in most it is {other}"
-            for one, colour, other in others
-            if one != other
-        ]
-        lines += [f"{pair.shown_mask}: {odd[0]}"] if odd else []
+        for value, colour in palette.items():
+            if value != (other := usual[colour].most_common(1)[0][0]):
+                lines.append(f"{pair.shown_mask}: {show_value(COLOUR + colour)} is {value}, in most it is {other}")
+                break
     return problem("palettes", lines)
 
 
