@@ -22,16 +22,7 @@ from unet_trainer.data import mask_evidence as evidence
 from unet_trainer.data.dataset_notices import describe_sizes
 from unet_trainer.data.dataset_report import DatasetReport, build_dataset_report, find_dataset
 from unet_trainer.data.mask_evidence import MaskEvidence, class_ids
-from unet_trainer.data.pairs import (
-    Box,
-    Choice,
-    FoundPairs,
-    Pair,
-    Problem,
-    Question,
-    describe_problems,
-    setting_lines,
-)
+from unet_trainer.data.pairs import Box, Choice, FoundPairs, Pair, Problem, Question, describe_problems, setting_lines
 from unet_trainer.data.scan import MaskFacts
 from unet_trainer.data.splits import describe_split
 from unet_trainer.images.drawing import COLOURS, contact_sheet, to_display

@@ -140,14 +140,15 @@ def build_dataset_report(
     found = found or find_dataset(config, console)
     cache = scan.open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir), config.nodata)
     report = read_every_pair(config, found, cache, console)
+    report = _choose_kind(report, config) if report.pairs else report
     if not report.pairs:
         return report
-    report = _choose_kind(report, config)
     report = _choose_classes(report, config)
     if not is_resumed:
         report = _compare_images_with_masks(report, config, console)
         report = _cut_into_blocks(report, config, cache, console)
-    report = _choose_split(report, config, is_resumed)
+    if len(found.pairs) > 1 or not report.blocking_message:  # else there is nothing to divide yet
+        report = _choose_split(report, config, is_resumed)
     if not is_resumed:
         report = _compare_neighbours(report, config, console)
     return report.plus(*_unusual_files(report))
@@ -253,7 +254,7 @@ def _other_way_round(coding: MaskCoding, evidence: MaskEvidence, share: float) -
 
 def _compare_images_with_masks(report: DatasetReport, config: Config, console: Console) -> DatasetReport:
     """Ask whether the folders are swapped if they look so; only a note where the masks have a clear meaning."""
-    step, folders = -(-len(report.pairs) // NUM_COMPARED) or 1, report.found.folders
+    step, folders = -(-len(report.pairs) // NUM_COMPARED), report.found.folders
     few = report.masks[::step]
     if folders is None or config.mask_values != "auto" or MaskEvidence(few).num_covering < MIN_PICTURE:
         return report
@@ -294,8 +295,7 @@ def _cut_into_blocks(report: DatasetReport, config: Config, cache: ScanCache, co
 def _choose_split(report: DatasetReport, config: Config, is_resumed: bool) -> DatasetReport:
     """What trains and what validates, and the statistics of what trains. A resumed run keeps its split."""
     kind, are_blocks = report.kind, any(pair.box for pair in report.pairs)
-    if kind is None or (len(report.found.pairs) == 1 and report.blocking_message):
-        return report
+    assert kind is not None
     copies: Copies = []
     series = None
     if not is_resumed and not are_blocks:
