@@ -351,7 +351,10 @@ def test_a_group_in_train_and_in_test_gives_a_notice(data):
     rows = [f"images/{index}.png,masks/{index}.png,{part},{'aabcad'[index]}\n" for index, part in enumerate(parts)]
     (data.folder / "split.csv").write_text("image,mask,split,group\n" + "".join(rows))
     too_good = "1 group in train and in test: a; the scores of evaluate --split test are too good for them"
-    assert data.report(split_file="split.csv").notices == [too_good]
+    report = data.report(split_file="split.csv")
+    (finding,) = report.findings
+    assert (finding.kind, finding.values) == ("groups in test", (["a"],))
+    assert report.notices == [too_good]
 
 
 def test_several_things_are_answered_one_after_the_other(data):
