@@ -10,8 +10,9 @@ from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_decoding import MaskCoding, read_mask
 from unet_trainer.images.tiling import WholeImages
 from unet_trainer.loading.augmentation import build_augmentation
-from unet_trainer.loading.dataset import PairSize, SegmentationDataset
+from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
+from unet_trainer.loading.sample_reader import PairSize
 from unet_trainer.loading.worker_pool import WorkerPool
 
 

@@ -37,8 +37,9 @@ from unet_trainer.data.dataset_report import build_dataset_report  # noqa: E402
 from unet_trainer.data.formats.demo import draw_sample  # noqa: E402
 from unet_trainer.images.image_decoding import write_image  # noqa: E402
 from unet_trainer.images.tiling import WholeImages  # noqa: E402
-from unet_trainer.loading.dataset import PairSize, SegmentationDataset  # noqa: E402
+from unet_trainer.loading.dataset import SegmentationDataset  # noqa: E402
 from unet_trainer.loading.loader import Loader  # noqa: E402
+from unet_trainer.loading.sample_reader import PairSize  # noqa: E402
 from unet_trainer.loading.worker_pool import WorkerPool  # noqa: E402
 from unet_trainer.runs.tables import column, read_metrics  # noqa: E402
 

@@ -1,6 +1,7 @@
 """Samples and batches depend on (seed, epoch, index) alone; a file that changed during the run is refused."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,26 +72,36 @@ def test_a_crop_in_the_users_list_is_resized_to_the_batch_and_a_smaller_mask_to_
     assert np.array_equal(ids, mask.repeat(4, 0).repeat(4, 1))
 
 
-def assert_refused(dataset, path, key=(0, 0)):
+CHANGED = "changed since the run began"
+
+
+def assert_refused(dataset, path, reason=CHANGED):
     with pytest.raises(DataError) as caught:
-        dataset[key]
-    assert str(caught.value) == f"{path}: changed since the run began"
+        dataset[0, 0]
+    assert str(caught.value) == f"{path}: {reason}"
 
 
 @pytest.mark.parametrize(
-    ("kind", "changed"),
+    ("kind", "changed", "reason"),
     [
-        ("mask", np.full((64, 64), 7, np.uint8)),  # a value that is no class
-        ("image", np.zeros((64, 64, 4), np.uint8)),
-        ("image", np.zeros((64, 64, 3), np.uint16)),
-        ("image", np.zeros((64, 65, 3), np.uint8)),
+        ("mask", np.full((64, 64), 7, np.uint8), CHANGED),  # a value that is no class
+        ("image", np.zeros((64, 64, 4), np.uint8), "4 channels; the model was trained on images of 3"),
+        ("image", np.zeros((64, 64, 3), np.uint16), "16-bit values; the model was trained on 8-bit images"),
+        ("image", np.zeros((64, 65, 3), np.uint8), CHANGED),
     ],
 )
-def test_a_file_that_has_become_one_of_another_kind_is_refused(own_data, kind, changed):
+def test_a_file_that_has_become_one_of_another_kind_is_refused(own_data, kind, changed, reason):
     path = getattr(own_data.pairs[0], kind)
     with path.open("wb") as file:
         np.save(file, changed)
-    assert_refused(own_data, path)
+    assert_refused(own_data, path, reason)
+
+
+def test_a_grey_image_among_those_of_many_channels_is_repeated_as_the_scan_takes_it(tmp_path):
+    spec = replace(RGB_8BIT, channels=4, mean=(0.0,) * 4, std=(1.0,) * 4)
+    pair = write_pair(tmp_path, grey := noise(64, 64), grey // 128)
+    image, _ = make_dataset([pair], BINARY, WholeImages((64, 64), 1), image_spec=spec)[0, 0]
+    assert np.array_equal(image, np.dstack([grey] * 4))
 
 
 TILINGS = {

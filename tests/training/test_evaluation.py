@@ -72,7 +72,7 @@ def matrix_by_hand(segmenter, dataset):
     return matrix
 
 
-FLOAT_SPEC = ImageSpec(1, "float32", (100.0,), (60.0,), 0.0, 255.0)
+FLOAT_SPEC = ImageSpec(1, "float", (100.0,), (60.0,), 0.0, 255.0)
 
 
 @pytest.mark.parametrize(

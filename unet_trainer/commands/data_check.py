@@ -19,19 +19,11 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS, Config, as_dict, id_names, to_plain
 from unet_trainer.data import mask_evidence as evidence
-from unet_trainer.data.dataset_report import DatasetReport, build_dataset_report, describe_sizes
+from unet_trainer.data.dataset_notices import describe_sizes
+from unet_trainer.data.dataset_report import DatasetReport, build_dataset_report
 from unet_trainer.data.find import find_dataset
 from unet_trainer.data.mask_evidence import MaskEvidence, class_ids
-from unet_trainer.data.pairs import (
-    Box,
-    Choice,
-    FoundPairs,
-    Pair,
-    Problem,
-    Question,
-    describe_problems,
-    setting_lines,
-)
+from unet_trainer.data.pairs import Box, Choice, FoundPairs, Pair, Problem, Question, describe_problems, setting_lines
 from unet_trainer.data.scan import MaskFacts
 from unet_trainer.data.splits import describe_split
 from unet_trainer.images.drawing import COLOURS, contact_sheet, to_display

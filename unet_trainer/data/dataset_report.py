@@ -1,71 +1,86 @@
-"""Everything known of a dataset before the first step: pairs, facts of every file, classes, image spec, split,
-problems.
+"""Everything known of a dataset before the first step. build_dataset_report decides one thing after the other: pairs,
+facts of their files, kind of the images, classes, split, leaks. What it finds on the way are plain values, of which
+dataset_notices makes sentences. Training and `check` both use it: a dataset that passes check can be trained on."""
 
-Training and `check` both use this report: a dataset that passes check can be trained on."""
-
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.errors import ConfigError
-from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config, id_names, to_plain
 from unet_trainer.data import dataset_notices as notices
-from unet_trainer.data import mask_evidence, scan
+from unet_trainer.data import mask_reading, near_duplicates, neighbours, scan
 from unet_trainer.data.class_files import find_class_file
 from unet_trainer.data.converted import Converter
+from unet_trainer.data.dataset_notices import Finding
 from unet_trainer.data.find import find_dataset
 from unet_trainer.data.formats.large_image import cut_blocks
-from unet_trainer.data.mask_evidence import MIN_PICTURE, VOID, MaskEvidence, class_ids
-from unet_trainer.data.mask_reading import ChosenClasses, ask_for_classes, choose_classes, describe_misfit
-from unet_trainer.data.near_duplicates import Series, build_views, find_near_duplicates, find_series
-from unet_trainer.data.neighbours import find_neighbours, find_neighbours_across
+from unet_trainer.data.mask_evidence import MIN_PICTURE, VOID, MaskEvidence, class_ids, class_shares
+from unet_trainer.data.mask_reading import ChosenClasses
 from unet_trainer.data.pairs import FoundPairs, Pair, Problem, Question, describe_problems
 from unet_trainer.data.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
 from unet_trainer.data.splits import OF_ONE_IMAGE, Split, build_split, choose_image_blocks
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, read_mask
+from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, largest_tolerance, read_mask
 from unet_trainer.images.tiling import resize_mask
-from unet_trainer.system.console import Console, counted
+from unet_trainer.system.console import Console
 
 NUM_COMPARED = 8  # pairs of which the image is read as a mask
 NUM_DIGITS = 16  # of a file's digest in split.csv
+LARGE_FOREGROUND = 0.75  # share of the pixels from which it may be the background
+
+Copies = list[tuple[int, int]]  # indices of two images that are nearly the same
 
 
 @dataclass
 class DatasetReport:
-    """What was found. `pairs`, `images` and `masks` hold the usable pairs only, in the same order."""
+    """What was decided, None where it could not be, and what was found. `pairs`, `images` and `masks` hold the usable
+    pairs only, in the same order."""
 
     found: FoundPairs
-    pairs: list[Pair] = field(default_factory=list)
-    images: list[ImageFacts] = field(default_factory=list)
-    masks: list[MaskFacts] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    questions: list[Question] = field(default_factory=list)  # what the user must decide
-    notices: list[str] = field(default_factory=list)  # what does not stop training and the user should know
-    val_ids: set[int] = field(default_factory=set)  # class ids in validation masks
-    untaught_ids: set[int] = field(default_factory=set)  # class ids in validation masks and in no training mask
+    pairs: Sequence[Pair] = ()
+    images: Sequence[ImageFacts] = ()
+    masks: Sequence[MaskFacts] = ()
+    findings: tuple[Problem | Question | Finding | str, ...] = ()
     kind: ImageKind | None = None
     nodata: tuple[float, ...] = ()  # values of the images that mark missing data
+    classes: ChosenClasses | None = None  # its coding, and how many classes there are
+    split: Split | None = None
     image_spec: ImageSpec | None = None
     statistics_reason: str = ""
-    split: Split | None = None
-    classes: ChosenClasses | None = None  # its coding, and how many classes there are
-    advised: dict[str, Any] = field(default_factory=dict)  # settings for a better split, which a notice explains
+    advised: Mapping[str, Any] = field(default_factory=dict)  # settings for a better split, which a notice explains
+
+    def plus(self, *findings: Problem | Question | Finding | str, **decided: Any) -> "DatasetReport":
+        """The report with more findings and decisions. A problem that no file has is none."""
+        new = [each for each in findings if (each.lines if isinstance(each, Problem) else each)]
+        return replace(self, findings=(*self.findings, *new), **decided)
 
     @property
-    def coding(self) -> MaskCoding | None:
-        return None if self.classes is None else self.classes.coding
+    def problems(self) -> list[Problem]:
+        return [each for each in self.findings if isinstance(each, Problem)]
+
+    @property
+    def questions(self) -> list[Question]:
+        """What the user must decide."""
+        return [each for each in self.findings if isinstance(each, Question)]
+
+    @property
+    def notices(self) -> list[str]:
+        """What does not stop training and the user should know."""
+        return [str(each) for each in self.findings if isinstance(each, Finding | str)]
 
     @property
     def blocking_message(self) -> str:
         """All reasons why the data cannot be trained on; empty if it can."""
         return "\n".join(text for text in (describe_problems(self.problems), *map(str, self.questions)) if text)
+
+    @property
+    def coding(self) -> MaskCoding | None:
+        return None if self.classes is None else self.classes.coding
 
     def decided(self, config: Config) -> Config:
         """The config with the number and the names of the classes that were found."""
@@ -74,13 +89,10 @@ class DatasetReport:
         names = config.class_names or self.classes.class_names
         return replace(config, num_classes=self.classes.num_classes, class_names=names)
 
-    def ask(self, error: DataError) -> None:
-        self.questions.append(error if isinstance(error, Question) else Question(str(error)))
-
     def checked(self) -> "CheckedDataset":
         """The dataset, if it can be trained on; raises DataError with all reasons why it cannot."""
         message = self.blocking_message
-        if message or self.kind is None or self.classes is None or self.image_spec is None or self.split is None:
+        if message or self.split is None:
             raise DataError(message or f"no pair to train on (and {len(self.found.test)} test pairs, for evaluate)")
         return CheckedDataset(**vars(self))
 
@@ -93,6 +105,10 @@ class DatasetReport:
     def sizes_of(self, pairs: Sequence[Pair]) -> list[tuple[int, int]]:
         """Of their images."""
         return [image.size for image in self.facts_of(pairs)[0]]
+
+    def ids_in(self, pairs: Sequence[Pair]) -> set[int]:
+        """The class ids in their masks."""
+        return set().union(*_ids_of_each(self.facts_of(pairs)[1], self.coding))
 
 
 class CheckedDataset(DatasetReport):
@@ -108,86 +124,36 @@ class CheckedDataset(DatasetReport):
         return self.classes.coding
 
     @property
-    def num_ids(self) -> int:
-        return max(2, self.classes.num_classes)
-
-    @property
     def class_shares(self) -> list[float]:
-        return mask_evidence.class_shares(self.masks, self.coding, self.num_ids)
-
-    def has_background(self, config: Config) -> bool:
-        """Whether class 0 is what no class is. The config has the classes that were found."""
-        return mask_evidence.has_background(id_names(config), self.class_shares)
-
-    def facts(self, measurements: Measurements | None = None) -> DatasetFacts:
-        """The facts from which `resolve` decides."""
-        train_images, _ = self.facts_of(self.split.train)
-        are_blocks = any(pair.box for pair in self.split.train)
-        return DatasetFacts(
-            channels=self.image_spec.channels,
-            mean=self.image_spec.mean,
-            std=self.image_spec.std,
-            statistics_reason=self.statistics_reason,
-            mask_values=self.coding.mask_values,
-            ignore_value=self.coding.written_ignore_value,
-            mask_reason=self.coding.reason,
-            class_shares=self.class_shares,
-            train_sizes=[image.size for image in train_images],
-            val_sizes=self.sizes_of(self.split.val),
-            bytes_per_value=1 if self.image_spec.is_8bit else 4,
-            measurements=measurements,
-            num_classes=self.classes.num_classes,
-            num_classes_reason=self.classes.num_classes_reason,
-            class_names=self.classes.class_names,
-            class_names_reason=self.coding.reason,
-            mask_tolerance=self.coding.tolerance,
-            are_blocks=are_blocks,
-            has_val_classes=bool(self.val_ids - ({0} if self.classes.num_classes == 1 else set())),
-            # Blocks of one image have its light: what differs between them is what they show.
-            brightness_share=0.0 if are_blocks else scan.brightness_share(train_images, self.image_spec.channels),
-        )
-
-
-def describe_sizes(images: Sequence[ImageFacts], most: int = 3) -> str:
-    sizes = Counter(image.size for image in images)
-    shown = ", ".join(f"{width}×{height}" for (height, width), _ in sizes.most_common(most))
-    return shown + (f" and {counted(len(sizes) - most, 'more size')}" if len(sizes) > most else "")
+        return class_shares(self.masks, self.coding, self.coding.num_ids)
 
 
 def build_dataset_report(
     config: Config, console: Console, found: FoundPairs | None = None, is_resumed: bool = False
 ) -> DatasetReport:
-    """Read every file of the pairs and decide kind, coding and split. A resumed run keeps its split, and gets no note
-    that it is too easy. Raises DataError if no pairs can be found."""
+    """Read every file of the pairs and decide. A resumed run keeps its split, and gets no note that it is too easy.
+    Raises DataError if no pairs can be found."""
     found = found or find_dataset(config, console)
     cache = scan.open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir), config.nodata)
     report = read_every_pair(config, found, cache, console)
+    report = _choose_kind(report, config) if report.pairs else report
     if not report.pairs:
         return report
-    _choose_kind(report, config)
-    if report.pairs:
-        _choose_coding(report, config)
-        if not is_resumed and config.mask_values == "auto":
-            _compare_images_with_masks(report, console)
-        is_alone = len(found.pairs) == 1 and config.num_folds is None and not is_resumed
-        if is_alone and not report.problems and report.coding is not None:
-            _cut_into_blocks(report, report.coding, config, cache, console)
-        if not is_alone or not report.blocking_message:
-            _split(report, config, is_resumed)
-    is_open = any(question.choices for question in report.questions)
-    if not is_resumed and not is_open and not any(problem.settings for problem in report.problems):
-        _compare_neighbours(report, config, console)  # once the questions are answered
-    units = report.image_spec if report.statistics_reason == "as given" else None
-    num_channels = 0 if report.kind is None else report.kind.channels
-    report.notices += notices.describe_files(report.pairs, report.images, report.masks, num_channels, units)
-    return report
+    report = _choose_classes(report, config)
+    if not is_resumed:
+        report = _compare_images_with_masks(report, config, console)
+        report = _cut_into_blocks(report, config, cache, console)
+    if len(found.pairs) > 1 or not report.blocking_message:  # else there is nothing to divide yet
+        report = _choose_split(report, config, is_resumed)
+    if not is_resumed:
+        report = _compare_neighbours(report, config, console)
+    return report.plus(*_unusual_files(report))
 
 
 def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, console: Console) -> DatasetReport:
     """A report with the facts of every pair that can be read, and the problems of the others; nothing is decided yet.
-    Masks that resize_masks would resize are kept, whether it is set or not. Pairs get the digests of their files.
-    """
-    report = DatasetReport(found, problems=[*found.problems], notices=[*found.notices])
+    Masks that resize_masks would resize are kept, whether it is set or not. Pairs get the digests of their files."""
+    usable = list[tuple[Pair, ImageFacts, MaskFacts]]()
     unreadable, resizable, others, changed = list[str](), list[str](), list[str](), list[str]()
     facts = scan.scan_pairs(found.pairs, console, cache, config.worker_timeout)
     for pair, (image, mask) in zip(found.pairs, facts, strict=True):
@@ -195,158 +161,66 @@ def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, 
             both = (pair.shown_image, image), (pair.shown_mask, mask)
             unreadable += [f"{shown}: {reason}" for shown, reason in both if isinstance(reason, str)]
             continue
+        # to within a pixel
         has_its_shape = abs(image.height * mask.width - image.width * mask.height) <= max(*image.size, *mask.size)
         if image.size != mask.size:
             (resizable if has_its_shape else others).append(notices.describe_size(pair.shown_mask, image, mask))
-        if has_its_shape:  # to within a pixel
-            digests = [each.digest[:NUM_DIGITS] for each in (image, mask)]
-            shown = zip((pair.shown_image, pair.shown_mask), digests, strict=True)
-            changed += [name for name, digest in shown if pair.content and digest not in pair.content]
-            report.pairs.append(replace(pair, content="".join(digests)))
-            report.images.append(image)
-            report.masks.append(mask)
-    num_resized = len(resizable) if config.resize_masks else 0
-    report.notices += notices.describe_changes(changed, num_resized)
-    report.problems += notices.problems_with_files(unreadable, [] if num_resized else resizable, others)
-    return report
+        if has_its_shape:
+            digests = {pair.shown_image: image.digest[:NUM_DIGITS], pair.shown_mask: mask.digest[:NUM_DIGITS]}
+            changed += [shown for shown, its in digests.items() if pair.content and its not in pair.content]
+            usable.append((replace(pair, content="".join(digests.values())), image, mask))
+    pairs, images, masks = zip(*usable, strict=True) if usable else ((), (), ())
+    report = DatasetReport(found, pairs, images, masks).plus(*found.problems, *found.notices)
+    report = report.plus(Finding("changed", changed), notices.problem("unreadable", unreadable))
+    resized = Finding("resized", len(resizable)) if config.resize_masks else None
+    return report.plus(resized or notices.problem("sizes of one shape", resizable), notices.problem("sizes", others))
 
 
-def _choose_kind(report: DatasetReport, config: Config) -> None:
-    report.kind = kind = scan.choose_kind(report.images, config.in_channels)
-    report.nodata = scan.choose_nodata(report.images, config.nodata)
-    report.notices += scan.describe_reading(report.images, kind.channels, report.nodata, config.nodata)
-    report.images = [image.as_read(kind.channels) for image in report.images]
-    reasons = [scan.mismatch(image, kind) for image in report.images]
-    lines = [f"{pair.shown_image}: {reason}" for pair, reason in zip(report.pairs, reasons, strict=True) if reason]
-    if lines:
-        report.problems.append(notices.problem_of_kind(lines, config.in_channels))
-        kept = [reason is None for reason in reasons]
-        report.pairs = [*compress(report.pairs, kept)]
-        report.images = [*compress(report.images, kept)]
-        report.masks = [*compress(report.masks, kept)]
+def _choose_kind(report: DatasetReport, config: Config) -> DatasetReport:
+    """Channels and depth that most images have; the others cannot be used."""
+    kind, nodata = scan.choose_kind(report.images, config.in_channels), scan.choose_nodata(report.images, config.nodata)
+    reading = scan.describe_reading(report.images, kind.channels, nodata, config.nodata)
+    images = [image.as_read(kind.channels) for image in report.images]
+    reasons = [scan.mismatch(image, kind) for image in images]
+    others = [f"{pair.shown_image}: {why}" for pair, why in zip(report.pairs, reasons, strict=True) if why]
+    fits = [not reason for reason in reasons]
+    usable = {
+        name: [*compress(its, fits)]
+        for name, its in (("pairs", report.pairs), ("images", images), ("masks", report.masks))
+    }
+    report = report.plus(*reading, kind=kind, nodata=nodata, **usable)
+    return report.plus(notices.problem("kind" if config.in_channels == "auto" else "kind that is set", others))
 
 
-def _cut_into_blocks(
-    report: DatasetReport, coding: MaskCoding, config: Config, cache: ScanCache, console: Console
-) -> None:
-    """Replaces the only pair by blocks of it, if it is large enough; some of them validate."""
-    (pair,), (image,), kind = report.pairs, report.images, report.kind
-    assert kind is not None
-    try:
-        ids = resize_mask(coding.encode(read_mask(pair.mask)), image.size)
-        found_blocks = choose_image_blocks(ids, config.val_fraction, config.seed)
-        if found_blocks is None:
-            return
-        blocks, (height, width), gap = found_blocks
-        uncut = [pair.block(part, sides) for part, its in blocks.items() for sides in its]
-        cut = cut_blocks(Converter(Path(config.data_dir), Path(config.checkpoint_dir), console), uncut)
-    except DataError as error:
-        report.ask(error)
-        return
-    rule = f"{report.found.rule}; blocks of about {width}×{height} of one image, {gap} pixels between train and val"
-    found = replace(report.found, pairs=tuple(cut), rule=rule, notices=(OF_ONE_IMAGE,))
-    scanned = read_every_pair(config, found, cache, console)
-    report.found, report.pairs, report.masks = found, scanned.pairs, scanned.masks
-    report.images = [each.as_read(kind.channels) for each in scanned.images]
-    report.problems += scanned.problems
-    report.notices += scanned.notices
-
-
-def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
-    """A resumed run keeps its split. Volumes share their empty slices, which are no reason to keep them together."""
-    coding, is_divided = report.coding, report.found.is_divided
-    digests = [
-        "" if pair.group and image.low == image.high else image.digest if is_resumed else image.content
-        for pair, image in zip(report.pairs, report.images, strict=True)
-    ]
-    labels = [set[int]() for _ in report.masks]
-    if coding is not None:
-        labels = [class_ids(mask.counts, coding).keys() - {IGNORED, UNKNOWN} for mask in report.masks]
-    if is_resumed or any(pair.box for pair in report.pairs):
-        config = replace(config, split="random", num_folds=None if is_resumed else config.num_folds)
-    copies, series = ([], None) if is_resumed else _find_same_objects(report, config)
-    if series is not None and not is_divided:
-        report.pairs = [replace(pair, group=group) for pair, group in zip(report.pairs, series.groups, strict=True)]
-    try:
-        split = build_split(config, replace(report.found, pairs=tuple(report.pairs)), labels, digests, copies)
-    except DataError as error:
-        report.ask(error)
-        return
-    report.split = split
-    held = dict(zip(report.pairs, labels, strict=True))
-    train, val = (set().union(*(held[pair] for pair in side)) for side in (split.train, split.val))
-    report.val_ids, report.untaught_ids = val, val - train
-    report.notices += split.notices
-    report.notices += notices.describe_same_objects(report.pairs, report.images, split, copies, series, is_divided)
-    if not is_resumed and config.num_folds is None:
-        report.notices += notices.describe_lone_val_image(split, is_divided)
-    report.notices += notices.describe_groups_in_test(split)
-    if coding is not None:
-        report.notices += notices.describe_missing_classes(train, val, id_names(report.decided(config)))
-    if report.kind is not None:
-        images, _ = report.facts_of(split.train)
-        report.image_spec, report.statistics_reason = scan.build_image_spec(config, report.kind, images, report.nodata)
-
-
-def _find_same_objects(report: DatasetReport, config: Config) -> tuple[list[tuple[int, int]], Series | None]:
-    """Near-duplicates, and the series of one object if no groups are given."""
-    if any(pair.box for pair in report.pairs):
-        return [], None
-    views = build_views([image.thumbnail for image in report.images])
-    copies = find_near_duplicates(views)
-    if config.split == "blocks" or any(pair.group for pair in report.pairs):
-        return copies, None
-    names = [pair.name for pair in report.pairs]
-    series = find_series(names, [views, build_views([mask.thumbnail for mask in report.masks], are_masks=True)])
-    return copies, series if series is not None and len({*series.groups}) >= (config.num_folds or 0) else None
-
-
-def _choose_coding(report: DatasetReport, config: Config) -> None:
-    """What the values in the masks mean: the classes, or the question to answer first."""
-    report.problems += notices.problem_of_palettes(report.pairs, report.masks)
+def _choose_classes(report: DatasetReport, config: Config) -> DatasetReport:
+    """What the values in the masks mean, or the question to answer first."""
+    report = report.plus(notices.palettes_in_another_order(report.pairs, report.masks))
     is_open = config.mask_values == "auto"
     class_file = find_class_file(Path(config.data_dir), report.pairs, report.found.class_file) if is_open else None
     evidence = MaskEvidence(report.masks, given_coding("nonzero", config.ignore_value).ignored, class_file)
+    if is_open and len(evidence.seen) < 2:
+        return report.plus(notices.nothing_to_learn(evidence, config))
     try:
-        if is_open and len(evidence.seen) < 2:
-            raise notices.nothing_to_learn(evidence, config)
-        chosen = _known_classes(report.found, config, evidence) or choose_classes(config, evidence)
-        if chosen is None:
-            raise ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs])
-        report.classes = chosen
-        decided, coding = report.decided(config), chosen.coding
-        if problems := list(class_contradictions(decided)):
-            raise ConfigError("\n".join(problems))
-        present = class_ids(evidence.counts, coding).keys() - {IGNORED, UNKNOWN}
-        if len(present) < 2:
-            only = id_names(decided)[present.pop()] if present else "ignored or of no class"
-            raise notices.nothing_to_learn(evidence, config, f"{only} (mask_values: {to_plain(coding.mask_values)})")
+        classes = _known_classes(report.found, config, evidence) or mask_reading.choose_classes(config, evidence)
     except DataError as error:
-        report.ask(error)
-    if report.classes is None:
-        return
-    if class_file is not None and config.class_names is None and report.classes.class_names is None:
-        report.notices.append(describe_misfit(evidence))
-    if is_open and report.classes.num_classes == 1 and report.found.num_classes is None:
-        report.notices += notices.describe_large_foreground(report.classes.coding, evidence)
-    report.problems += notices.problem_of_values(report.pairs, report.masks, report.classes.coding)
-
-
-def _compare_images_with_masks(report: DatasetReport, console: Console) -> None:
-    """Ask whether the folders are swapped if they look so; only a note where the masks have a clear meaning."""
-    step = -(-len(report.pairs) // NUM_COMPARED)
-    few = report.masks[::step]
-    if report.found.folders is None or MaskEvidence(few).num_covering < MIN_PICTURE:
-        return
-    read = scan.read_each(scan.scan_as_mask, report.pairs[::step], console, "Comparing images with masks:")
-    images = MaskEvidence([image for image in read if image is not None])
-    masks = MaskEvidence([mask for image, mask in zip(read, few, strict=True) if image is not None])
-    if images.looks_swapped_with(masks):
-        question, note = notices.ask_for_folders(*report.found.folders, images.num_covering, masks.num_covering)
-        if report.classes is None:
-            report.questions = [question]
-        else:
-            report.notices.append(note)
+        return report.plus(_as_question(error))
+    if classes is None:
+        return report.plus(mask_reading.ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs]))
+    report, coding = report.plus(classes=classes), classes.coding
+    decided = report.decided(config)
+    if problems := list(class_contradictions(decided)):
+        raise ConfigError("\n".join(problems))
+    present = class_ids(evidence.counts, coding).keys() - {IGNORED, UNKNOWN}
+    if len(present) < 2:
+        only = id_names(decided)[present.pop()] if present else "ignored or of no class"
+        only = f"{only} (mask_values: {to_plain(coding.mask_values)})"
+        report = report.plus(notices.nothing_to_learn(evidence, config, only))
+    if class_file is not None and config.class_names is None and classes.class_names is None:
+        report = report.plus(mask_reading.describe_misfit(evidence))
+    foreground = class_shares(report.masks, coding, 2)[1]
+    if is_open and classes.num_classes == 1 and report.found.num_classes is None and LARGE_FOREGROUND <= foreground < 1:
+        report = report.plus(*_other_way_round(coding, evidence, foreground))
+    return report.plus(notices.values_of_no_class(report.pairs, report.masks, coding))
 
 
 def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
@@ -361,14 +235,144 @@ def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) ->
     return ChosenClasses(coding, number, reason, found.class_names if config.class_names is None else None)
 
 
-def _compare_neighbours(report: DatasetReport, config: Config, console: Console) -> None:
-    """Adds a notice if the split separates images that are almost the same."""
-    split = report.split
-    if split is None or config.split == "blocks" or any(pair.group or pair.box for pair in report.pairs):
+def _other_way_round(coding: MaskCoding, evidence: MaskEvidence, share: float) -> Iterator[Finding]:
+    """Masks with the foreground in black are common, and only its share shows it: settings that exchange the two."""
+    values, tolerance = coding.mask_values, coding.tolerance
+    if values == "nonzero":
         return
+    if isinstance(values, str):  # above a threshold
+        values = evidence.seen[0], evidence.seen[-1]
+        tolerance = largest_tolerance(values)
+    others = {"mask_tolerance": tolerance or None, "ignore_value": coding.written_ignore_value}
+    settings = {"mask_values": values[::-1], **{name: value for name, value in others.items() if value is not None}}
+    yield Finding("large foreground", coding.describe(1), share, settings)
+
+
+def _compare_images_with_masks(report: DatasetReport, config: Config, console: Console) -> DatasetReport:
+    """Ask whether the folders are swapped if they look so; only a note where the masks have a clear meaning."""
+    step, folders = -(-len(report.pairs) // NUM_COMPARED), report.found.folders
+    few = report.masks[::step]
+    if folders is None or config.mask_values != "auto" or MaskEvidence(few).num_covering < MIN_PICTURE:
+        return report
+    read = scan.read_each(scan.scan_as_mask, report.pairs[::step], console, "Comparing images with masks:")
+    images = MaskEvidence([image for image in read if image is not None])
+    masks = MaskEvidence([mask for image, mask in zip(read, few, strict=True) if image is not None])
+    if not images.looks_swapped_with(masks):
+        return report
+    question = notices.ask_for_folders(*folders, images.num_covering, masks.num_covering)
+    if report.classes is not None:
+        return report.plus(Finding("folders look swapped", question))
+    others = [each for each in report.findings if not isinstance(each, Question)]
+    return replace(report, findings=(*others, question))
+
+
+def _cut_into_blocks(report: DatasetReport, config: Config, cache: ScanCache, console: Console) -> DatasetReport:
+    """Replaces the only pair by blocks of it, if it is large enough; some of them validate."""
+    coding, is_alone = report.coding, len(report.found.pairs) == 1 and config.num_folds is None
+    if not is_alone or report.problems or coding is None:
+        return report
+    (pair,), (image,) = report.pairs, report.images
+    try:
+        ids = resize_mask(coding.encode(read_mask(pair.mask)), image.size)
+        if (found_blocks := choose_image_blocks(ids, config.val_fraction, config.seed)) is None:
+            return report
+        blocks, (height, width), gap = found_blocks
+        uncut = [pair.block(part, sides) for part, its in blocks.items() for sides in its]
+        cut = cut_blocks(Converter(Path(config.data_dir), Path(config.checkpoint_dir), console), uncut)
+    except DataError as error:
+        return report.plus(_as_question(error))
+    rule = f"{report.found.rule}; blocks of about {width}×{height} of one image, {gap} pixels between train and val"
+    found = replace(report.found, pairs=tuple(cut), rule=rule, notices=(OF_ONE_IMAGE,))
+    scanned = read_every_pair(config, found, cache, console)
+    images = [each.as_read(image.channels) for each in scanned.images]
+    return report.plus(*scanned.findings, found=found, pairs=scanned.pairs, images=images, masks=scanned.masks)
+
+
+def _choose_split(report: DatasetReport, config: Config, is_resumed: bool) -> DatasetReport:
+    """What trains and what validates, and the statistics of what trains. A resumed run keeps its split."""
+    kind, are_blocks = report.kind, any(pair.box for pair in report.pairs)
+    assert kind is not None
+    copies: Copies = []
+    series = None
+    if not is_resumed and not are_blocks:
+        copies, series = _find_same_objects(report, config)
+    if series is not None and not report.found.is_divided:
+        grouped = zip(report.pairs, series.groups, strict=True)
+        report = report.plus(pairs=[replace(pair, group=group) for pair, group in grouped])
+    if is_resumed or are_blocks:
+        config = replace(config, split="random", num_folds=None if is_resumed else config.num_folds)
+    both = [*zip(report.pairs, report.images, strict=True)]
+    # Volumes share their empty slices, which are no reason to keep them together.
+    contents = ["" if pair.group and image.low == image.high else image.content for pair, image in both]
+    found, ids = replace(report.found, pairs=tuple(report.pairs)), _ids_of_each(report.masks, report.coding)
+    try:
+        split = build_split(config, found, ids, contents, copies)
+    except DataError as error:
+        return report.plus(_as_question(error))
+    spec, reason = scan.build_image_spec(config, kind, report.facts_of(split.train)[0], report.nodata)
+    same = notices.describe_same_objects(report.pairs, report.images, split, copies, series)
+    report = report.plus(*split.notices, *same, split=split, image_spec=spec, statistics_reason=reason)
+    return report.plus(*_weak_points(report, split, config, is_resumed))
+
+
+def _find_same_objects(report: DatasetReport, config: Config) -> tuple[Copies, near_duplicates.Series | None]:
+    """Near-duplicates, and the series of one object if no groups are given."""
+    views = near_duplicates.build_views([image.thumbnail for image in report.images])
+    copies = near_duplicates.find_near_duplicates(views)
+    if config.split == "blocks" or any(pair.group for pair in report.pairs):
+        return copies, None
+    mask_views = near_duplicates.build_views([mask.thumbnail for mask in report.masks], are_masks=True)
+    series = near_duplicates.find_series([pair.name for pair in report.pairs], [views, mask_views])
+    return copies, series if series is not None and len({*series.groups}) >= (config.num_folds or 0) else None
+
+
+def _weak_points(report: DatasetReport, split: Split, config: Config, is_resumed: bool) -> Iterator[Finding]:
+    """Why scores on this split may say little."""
+    if len(split.val) == 1 and split.val[0].box is None and config.num_folds is None and not is_resumed:
+        is_divided, is_grouped = report.found.is_divided, any(pair.group for pair in split.train)
+        num_folds = 0 if is_divided or is_grouped else min(5, len(split.train) + 1)
+        yield Finding("one validates", split.val[0].shown_image, num_folds, is_divided)
+    tested, trained = ({pair.group for pair in side} - {""} for side in (split.test, split.train))
+    yield Finding("groups in test", sorted(tested & trained))
+    train, val = report.ids_in(split.train), report.ids_in(split.val)
+    for kind, ids in (("not validated", train - val), ("not trained", val - train)):
+        yield Finding(kind, [id_names(report.decided(config))[class_id] for class_id in sorted(ids)])
+
+
+def _compare_neighbours(report: DatasetReport, config: Config, console: Console) -> DatasetReport:
+    """Find out whether the split separates images that are almost the same; it may change while a question is open."""
+    split, is_grouped = report.split, any(pair.group or pair.box for pair in report.pairs)
+    is_open = any(each.choices for each in report.questions) or any(each.settings for each in report.problems)
+    if split is None or is_open or is_grouped or config.split == "blocks":
+        return report
     if report.found.is_divided:
         images, _ = report.facts_of((*split.train, *split.val))
-        text, report.advised = find_neighbours_across(split.train, split.val, images, console)
+        text, advised = neighbours.find_neighbours_across(split.train, split.val, images, console)
     else:
-        text, report.advised = find_neighbours(config, report.pairs, report.images, console)
-    report.notices += [text] if text else []
+        text, advised = neighbours.find_neighbours(config, report.pairs, report.images, console)
+    return report.plus(text, advised=advised)
+
+
+def _unusual_files(report: DatasetReport) -> list[Finding]:
+    images, spec, total = report.images, report.image_spec, len(report.pairs)
+    is_grey = [image.channels == 1 for image in images] if report.kind and report.kind.channels > 1 else []
+    is_given = spec is not None and spec.is_8bit and report.statistics_reason == "as given"
+    same: dict[str, dict[str, str]] = {}  # digest of an image → names of its images → digests of their masks
+    for pair, image, mask in zip(report.pairs, images, report.masks, strict=True):
+        same.setdefault(image.digest, {})[pair.shown_image] = mask.digest
+    return [
+        Finding("in alpha", sum(mask.is_alpha for mask in report.masks), total),
+        Finding("rotated", sum(image.is_turned for image in images), total),
+        Finding("grey", sum(is_grey), total),
+        Finding("units of 0 to 1", spec is not None and is_given and max(*spec.mean, *spec.std) <= 1),
+        Finding("other masks", [[*masks] for masks in same.values() if len({*masks.values()}) > 1]),
+    ]
+
+
+def _ids_of_each(masks: Sequence[MaskFacts], coding: MaskCoding | None) -> list[set[int]]:
+    """The class ids in each mask; none where the values have no meaning yet."""
+    return [set() if coding is None else {*class_ids(mask.counts, coding)} - {IGNORED, UNKNOWN} for mask in masks]
+
+
+def _as_question(error: DataError) -> Question:
+    return error if isinstance(error, Question) else Question(str(error))

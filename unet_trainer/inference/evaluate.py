@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from unet_trainer.data.pairs import Pair
 from unet_trainer.images.drawing import error_sheet, to_display
-from unet_trainer.images.file_bytes import naming, shown_path
 from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
 from unet_trainer.images.mask_decoding import IGNORED, read_mask
 from unet_trainer.images.mask_shapes import thin
@@ -31,7 +30,7 @@ from unet_trainer.images.tiling import fit_image, resize_mask
 from unet_trainer.inference.evaluation_data import EvaluationData
 from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, batch_pixels
 from unet_trainer.inference.scores import BOUNDARY_RATIO, Count, EvaluatedSet, image_scores, number, scores_from_counts
-from unet_trainer.loading.dataset import PairSize, read_pair
+from unet_trainer.loading.sample_reader import PairSize, read_pair
 from unet_trainer.model.metrics import confusion_matrix
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.runs.tables import badness
@@ -63,9 +62,8 @@ def read_sample(predictor: Predictor, data: EvaluationData, index: int) -> tuple
     known = PairSize(data.images[index].size, data.masks[index].size)
     # As in loading/dataset.py: a JPEG may be decoded at a fraction where it is made smaller in any case.
     min_side = None if resize_masks else predictor.min_side
-    pixels, truth = read_pair(pair, known, predictor.spec.image, data.coding, resize_masks, min_side)
-    with naming(shown_path(pair.image)):
-        return predictor.prepare(pixels, known.image), truth
+    pixels, truth = read_pair(pair, predictor.spec.image, data.coding, known, resize_masks, min_side)
+    return predictor.prepare(pixels, known.image), truth
 
 
 def evaluate(

@@ -26,10 +26,11 @@ from unet_trainer.data.pairs import FoundPairs, Pair, Part, Problem, Question, f
 from unet_trainer.data.scan import ImageFacts, MaskFacts, ScanCache, depth_of, describe_reading, open_scan_cache
 from unet_trainer.data.shards import find_in_shards
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_spec import ImageSpec, depth_name
+from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value
+from unet_trainer.loading.sample_reader import kind_difference
 from unet_trainer.runs.folder import CONFIG_YAML, SPLIT_CSV
-from unet_trainer.system.console import Console, counted
+from unet_trainer.system.console import Console
 
 if TYPE_CHECKING:  # it needs torch
     from unet_trainer.model.segmenter import SegmenterSpec
@@ -114,14 +115,14 @@ def load_evaluation_data(
     # Nothing is kept where there are no runs.
     cache = open_scan_cache(source.data_dir, runs, nodata) if runs.is_dir() else ScanCache(None, nodata)
     report = read_every_pair(config, found, cache, console)
-    _refuse_other_images(report, spec.image)
+    report = _refuse_other_images(report, spec.image)
     coding = spec.coding
     if "mask_values" in overrides and config.mask_values != "auto":
         coding = given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
     elif "ignore_value" in overrides:
         ignored = given_coding("nonzero", config.ignore_value).ignored or None
         coding = dataclasses.replace(coding, ignore_value=ignored)
-    _refuse_other_masks(report, coding, spec)
+    report = _refuse_other_masks(report, coding, spec)
     if report.blocking_message or not report.pairs:
         raise DataError(report.blocking_message or f"{found.rule}: there is no pair to evaluate on")
     for notice in report.notices:
@@ -168,47 +169,34 @@ def find_split(
     return dataclasses.replace(found, pairs=chosen), split
 
 
-def _refuse_other_images(report: DatasetReport, spec: ImageSpec) -> None:
+def _refuse_other_images(report: DatasetReport, spec: ImageSpec) -> DatasetReport:
     nodata = "ignore" if spec.ignores_nodata else "fill"
-    report.notices += describe_reading(report.images, spec.channels, spec.nodata, nodata, can_be_set=False)
-    report.images = [image.as_read(spec.channels) for image in report.images]
+    notices = describe_reading(report.images, spec.channels, spec.nodata, nodata, can_be_set=False)
+    images = [image.as_read(spec.channels) for image in report.images]
     lines = tuple(
         f"{pair.image}: {difference}"
-        for pair, image in zip(report.pairs, report.images, strict=True)
+        for pair, image in zip(report.pairs, images, strict=True)
         if (difference := kind_difference(depth_of(image), 1 if image.is_grey else image.channels, spec))
     )
-    if lines:
-        what = "of a kind that the model does not know"
-        report.problems.append(Problem("kind", "image", what, lines, "convert them to what it was trained on"))
+    what = "of a kind that the model does not know"
+    problem = Problem("kind", "image", what, lines, "convert them to what it was trained on")
+    return report.plus(*notices, problem, images=images)
 
 
-def kind_difference(depth: str, channels: int, spec: ImageSpec) -> str:
-    """What a model of this spec does not know about such images; empty if it knows them."""
-    if depth != spec.depth:
-        return f"{depth_name(depth)} values; the model was trained on {depth_name(spec.depth)} images"
-    if channels == spec.channels or (channels, spec.channels) == (1, 3):  # grey is repeated, as in training
-        return ""
-    if (channels, spec.channels) == (3, 1):
-        return "RGB in colour; the model was trained on grey images: convert them (image.convert('L') of PIL)"
-    return f"{counted(channels, 'channel')}; the model was trained on images of {spec.channels}"
-
-
-def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> None:
+def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> DatasetReport:
     names = ", ".join(f"{coding.describe(index)} → {name}" for index, name in enumerate(spec.id_names))
     order = "mask_values=[...] gives the value of each class of the model in these masks"
     if lines := unknown_value_lines(report.pairs, report.masks, coding):
         what, fix = f"with values that belong to no class of the model ({names})", "ignore_value=N leaves a value out"
-        report.problems.append(Problem("values", "mask", what, tuple(lines), f"{order}; {fix}"))
-        return
+        return report.plus(Problem("values", "mask", what, tuple(lines), f"{order}; {fix}"))
     values, first = sorted(total_counts(report.masks)), spec.id_names[0]
     if {class_id for mask in report.masks for class_id in class_ids(mask.counts, coding)} - {0, IGNORED, UNKNOWN}:
-        return
+        return report
     if len(values) == 1:
-        report.notices.append(f"no mask holds any class but {first}")
-        return
+        return report.plus(f"no mask holds any class but {first}")
     shown = first_few((show_value(value) for value in values), 8)
     by_coding = f"by the model's coding ({names}) none of them is any class but {first}; {order}"
-    report.questions.append(Question(f"mask_values: the masks hold the values {shown}, and {by_coding}"))
+    return report.plus(Question(f"mask_values: the masks hold the values {shown}, and {by_coding}"))
 
 
 def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:

@@ -33,6 +33,7 @@ from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_files import FULL, PredictionFolder, image_files, image_polygons, write_coco
 from unet_trainer.inference.predictor import Logits, ModelInput, Predictor, TiledLogits, WholeLogits, predicted_ids
 from unet_trainer.inference.recorded_forward import NUM_EAGER
+from unet_trainer.loading.sample_reader import model_pixels
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
 from unet_trainer.system.concurrency import WriteBehind, read_ahead
 from unet_trainer.system.console import Bar, Console
@@ -126,11 +127,12 @@ class PredictionStream:
 
     def _read(self, image: Input) -> Content:
         try:
-            small = read_small(image.path, self.predictor.spec.image, self.predictor.min_side)
-            if small is None:
+            spec = self.predictor.spec.image
+            if (small := read_small(image.path, spec, self.predictor.min_side)) is None:
                 return None
-            is_large = self.predictor.is_large(small.size)
-            content = ImageReader(small.pixels) if is_large else self.predictor.prepare(small.pixels, small.size)
+            content: Content = ImageReader(small.pixels)
+            if not self.predictor.is_large(small.size):
+                content = self.predictor.prepare(model_pixels(small.pixels, spec), small.size)
             with self.lock:
                 self.num_with_missing += small.is_missing is not None
             return content

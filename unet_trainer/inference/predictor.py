@@ -36,7 +36,7 @@ from unet_trainer.inference.engine import (
     host_batch,
     load_engine,
 )
-from unet_trainer.inference.evaluation_data import kind_difference
+from unet_trainer.loading.sample_reader import model_pixels, of_known_kind
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.metrics import upsampled_rows
 from unet_trainer.model.segmenter import SegmenterSpec
@@ -219,11 +219,8 @@ class Predictor:
         """Whether the logits of an image of this size are computed in bands of rows."""
         return self.spec.fit == "crop" and size[0] * size[1] > self.whole
 
-    def prepare(self, image: Pixels, size: Size | None = None) -> ModelInput:
-        """H,W,C or H,W pixels in the files' own units, checked against the spec. `size`: of the result, if the image
-        was read at less than its own. Raises ReadError."""
-        pixels = check_image(image, self.spec.image)
-        size = size or (pixels.shape[0], pixels.shape[1])
+    def prepare(self, pixels: Pixels, size: Size) -> ModelInput:
+        """H,W,C as model_pixels gives them. `size`: of the image, which may have been read at less than its own."""
         least, most = self.spec.source_sides or (0.0, math.inf)
         if not least / FAR <= math.sqrt(size[0] * size[1]) <= most * FAR:
             self.far_sizes.append(size)
@@ -273,28 +270,24 @@ class Predictor:
         return [WholeLogits(self.at_size(one, size), size) for one, size in zip(logits, sizes, strict=True)]
 
     def predict_image(self, image: Pixels) -> Logits:
-        """Of one image, in bands if it is large."""
-        return self.predict([self.prepare(image)])[0]
+        """Of one H,W,C or H,W image in the files' own units, in bands if it is large. Raises ReadError."""
+        pixels = array_pixels(image, self.spec.image)
+        return self.predict([self.prepare(pixels, (pixels.shape[0], pixels.shape[1]))])[0]
 
     def predict_large(self, reader: ImageReader) -> Logits:
         """Of an image that is read in bands of rows."""
         if self.spec.fit == "resize":
-            return self.predict([self.prepare(reader.read_resized(self.spec.image_size), reader.size)])[0]
-        return TiledLogits(self._grid(reader.size), reader, partial(check_image, spec=self.spec.image))
+            pixels = model_pixels(reader.read_resized(self.spec.image_size), self.spec.image)
+            return self.predict([self.prepare(pixels, reader.size)])[0]
+        return TiledLogits(self._grid(reader.size), reader, partial(model_pixels, spec=self.spec.image))
 
 
-def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
-    """H,W,C or H,W → H,W,C as a batch has it, missing data filled. Raises ReadError for an unknown kind."""
-    if image.ndim == 2:
-        image = image[:, :, None]
+def array_pixels(image: Pixels, spec: ImageSpec) -> Pixels:
+    """H,W,C or H,W in the files' own units → as in a batch, missing data filled. Raises ReadError."""
+    image = image[:, :, None] if image.ndim == 2 else image
     if image.ndim != 3 or image.size == 0:
         raise ReadError(f"an array of shape {image.shape}; need height, width and {spec.channels} channels")
-    if (image.shape[2], spec.channels) == (3, 1) and (image == image[:, :, :1]).all():
-        image = image[:, :, :1]
-    depth = "float" if image.dtype.kind == "f" else image.dtype.name  # in any byte order
-    if difference := kind_difference(depth, image.shape[2], spec):
-        raise ReadError(difference)
-    return spec.to_batch(spec.fill(image)[0])
+    return spec.to_batch(spec.fill(of_known_kind(image, spec))[0])
 
 
 # A trained model for Python: `from unet_trainer import load; model = load("checkpoints/demo"); mask = model(image)`.

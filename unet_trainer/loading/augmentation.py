@@ -7,7 +7,7 @@ import random
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import cv2
 import numpy as np
@@ -30,14 +30,26 @@ REFUSED = ("Normalize", "ToFloat", "FromFloat", "ToTensorV2", "ToTensor3D", "Lam
 ABSTRACT = ("BasicTransform", "DualTransform", "ImageOnlyTransform", "Transform3D")
 NUM_TRIALS = 8  # a transform of probability p is tried with probability 1 - (1 - p)^8
 
+Transform: TypeAlias = A.BasicTransform | BaseCompose
+Jitter = Callable[[Pixels, np.random.Generator], Pixels]
+
+
+class Strength(NamedTuple):
+    """How far brightness and noise (in standard deviations of the data) and contrast vary, and how often."""
+
+    brightness: float
+    contrast: float
+    noise: float
+    p: float
+
 
 class Augmentation:
     """Applies a pipeline to one pair; the result depends on the pair and the key alone."""
 
     def __init__(
         self,
-        transforms: Sequence[A.BasicTransform | BaseCompose],
-        jitter: Callable[[Pixels, np.random.Generator], Pixels] | None = None,
+        transforms: Sequence[Transform],
+        jitter: Jitter | None = None,
         unit_range: tuple[float, float] | None = None,
     ) -> None:
         self.compose = A.Compose(list(transforms), seed=None)
@@ -52,14 +64,14 @@ class Augmentation:
         generator = np.random.default_rng(key)
         compose = self.flips if is_gentle else self.compose
         compose.set_random_state(generator, random.Random(int(generator.integers(2**63))))
-        if self.unit_range is not None and not is_gentle:
-            low, high = self.unit_range
-            image = (image - np.float32(low)) / np.float32(high - low)
-        result = compose(image=image, mask=mask)
-        image, mask = result["image"], result["mask"]
-        if self.unit_range is not None and not is_gentle:
-            image = image * np.float32(high - low) + np.float32(low)
-        return (image if self.jitter is None or is_gentle else self.jitter(image, generator)), mask
+        if is_gentle or self.unit_range is None:
+            result = compose(image=image, mask=mask)
+        else:
+            low, spread = np.float32(self.unit_range[0]), np.float32(self.unit_range[1] - self.unit_range[0])
+            result = compose(image=(image - low) / spread, mask=mask)
+            result["image"] = result["image"] * spread + low
+        image = result["image"] if self.jitter is None or is_gentle else self.jitter(result["image"], generator)
+        return image, result["mask"]
 
 
 def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_spec: ImageSpec) -> Augmentation | None:
@@ -68,62 +80,50 @@ def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_s
     in their units and varies them by their standard deviation; a list sees the range that occurs as 0 to 1."""
     if spec == "none" or len(spec) == 0:
         return None
-    problems: list[str] = []
-    is_named = isinstance(spec, str)
     if isinstance(spec, str):
-        spec = named_augmentation(spec, image_spec.channels, image_spec.is_8bit, is_upright=False)
-    transforms, jitter = [], None
-    for item in spec:
-        if isinstance(item, dict) and JITTER_NAME in item:
-            strength = _build_jitter(item[JITTER_NAME], image_spec, problems)
-            jitter = partial(_jitter, strength=strength, mean=image_spec.mean, std=image_spec.std)
-        elif (transform := _build_transform(item, problems)) is not None:
-            transforms.append(transform)
-    refuse_transforms(problems)
-    if is_named:
-        return Augmentation(transforms, jitter)
-    augmentation = Augmentation(transforms, jitter, None if image_spec.is_8bit else (image_spec.low, image_spec.high))
+        named = named_augmentation(spec, image_spec.channels, image_spec.is_8bit, is_upright=False)
+        return Augmentation(*_build_all(named, image_spec))
+    unit_range = None if image_spec.is_8bit else (image_spec.low, image_spec.high)
+    augmentation = Augmentation(*_build_all(spec, image_spec), unit_range)
     _try_out(augmentation, size, image_spec)
     return augmentation
 
 
 def check_parameters(spec: str | Sequence[Any]) -> None:
     """Raises ConfigError for a list with a transform that cannot be made; before the data are read."""
-    problems: list[str] = []
-    for item in () if isinstance(spec, str) else spec:
-        if not (isinstance(item, dict) and JITTER_NAME in item):
-            _build_transform(item, problems)
+    if not isinstance(spec, str):
+        _build_all(spec, None)
+
+
+def _build_all(entries: Sequence[Any], image_spec: ImageSpec | None) -> tuple[list[Transform], Jitter | None]:
+    """Transforms and jitter; the latter is left out while the images are not known. Raises ConfigError."""
+    problems, transforms, jitter = list[str](), list[Transform](), None
+    for entry in entries:
+        if not (isinstance(entry, dict) and JITTER_NAME in entry):
+            transform = _build_transform(entry, problems)
+            transforms += [] if transform is None else [transform]
+        elif image_spec is not None:
+            jitter = _build_jitter(entry[JITTER_NAME], image_spec, problems)
     refuse_transforms(problems)
+    return transforms, jitter
 
 
-class Strength(NamedTuple):
-    """How far brightness and noise (in standard deviations of the data) and contrast vary, and how often."""
-
-    brightness: float
-    contrast: float
-    noise: float
-    p: float
-
-
-def _build_jitter(parameters: Any, image_spec: ImageSpec, problems: list[str]) -> Strength:
-    """The strength of a list's own entry for images that are not 8-bit; adds what is wrong to `problems`."""
+def _build_jitter(parameters: Any, image_spec: ImageSpec, problems: list[str]) -> Jitter | None:
+    """Of a list's own entry for images that are not 8-bit; adds what is wrong to `problems`."""
     if image_spec.is_8bit:
         problems.append(f"{JITTER_NAME} is for images that are not 8-bit; RandomBrightnessContrast is for these")
     with contextlib.suppress(TypeError):
         strength = Strength(**parameters)
         if all(type(value) in (int, float) and value >= 0 for value in strength):
-            return strength
+            return partial(_jitter, strength=strength, spec=image_spec)
     problems.append(f"{JITTER_NAME}: need {', '.join(Strength._fields)}, each a number of at least 0")
-    return Strength(0.0, 0.0, 0.0, 0.0)
+    return None
 
 
-def _jitter(
-    image: Pixels, generator: np.random.Generator, strength: Strength, mean: Sequence[float], std: Sequence[float]
-) -> Pixels:
-    """Brightness, contrast and noise, in units of the data's standard deviation."""
+def _jitter(image: Pixels, generator: np.random.Generator, strength: Strength, spec: ImageSpec) -> Pixels:
     if generator.random() >= strength.p:
         return image
-    middle, spread = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+    middle, spread = np.asarray(spec.mean, np.float32), np.asarray(spec.std, np.float32)
     gain = np.float32(1 + generator.uniform(-strength.contrast, strength.contrast))
     shift = np.float32(generator.uniform(-strength.brightness, strength.brightness))
     image = (image - middle) * gain + middle + shift * spread
@@ -133,7 +133,7 @@ def _jitter(
     return image
 
 
-def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseCompose | None:
+def _build_transform(item: Any, problems: list[str]) -> Transform | None:
     """One entry, `Name` or `{Name: {parameter: value}}`; None if it is wrong, which is added to `problems`."""
     name, parameters = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, None)
     if not isinstance(name, str) or not isinstance(parameters, dict | None):

@@ -15,12 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from unet_trainer.data.pairs import Pair
-from unet_trainer.images.file_bytes import DataError, StoredFile, naming, read_bytes, shown_path
-from unet_trainer.images.image_decoding import EncodedImage, Pixels
+from unet_trainer.images.file_bytes import StoredFile
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, decode_mask_or_alpha
+from unet_trainer.images.mask_decoding import IGNORED, MaskCoding
 from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, fit_image, resize_mask
 from unet_trainer.loading.pixel_cache import PixelCache
+from unet_trainer.loading.sample_reader import PairSize, read_pair
 
 if TYPE_CHECKING:
     from unet_trainer.loading.augmentation import Augmentation  # imports albumentations, which prediction does without
@@ -41,43 +42,6 @@ class Batch(NamedTuple):
     augment_seconds: float = 0.0
     mask_sizes: tuple[Size, ...] | None = None  # of each image without padding: its mask's own; None: the images' size
     cut_boxes: torch.Tensor | None = None  # N,4: see cutmix
-
-
-class PairSize(NamedTuple):
-    """Height and width of both files when they were scanned."""
-
-    image: Size
-    mask: Size
-
-
-CHANGED = "changed since the run began"
-
-
-def read_pair(
-    pair: Pair,
-    known: PairSize,
-    spec: ImageSpec,
-    coding: MaskCoding,
-    resize_masks: bool = False,
-    min_side: int | None = None,
-) -> tuple[Pixels, Pixels]:
-    """H,W,C image as in the file, missing data filled, and H,W class ids. The files were looked at before, when they
-    had the sizes `known`. `min_side`: see ImageSpec.decode. Raises DataError."""
-    with naming(shown_path(pair.image)):
-        image, size, is_missing = spec.decode(read_bytes(pair.image), min_side)
-    with naming(shown_path(pair.mask)):
-        file = EncodedImage(read_bytes(pair.mask))
-        file.refuse_bomb(known.mask)
-        mask = coding.encode(decode_mask_or_alpha(file)[0])
-    if mask.shape != known.mask or (mask == UNKNOWN).any():
-        raise DataError(f"{shown_path(pair.mask)}: {CHANGED}")
-    if size != known.image:
-        raise DataError(f"{shown_path(pair.image)}: {CHANGED}")
-    if resize_masks:
-        mask = resize_mask(mask, size)
-    if is_missing is not None and spec.ignores_nodata:
-        mask = np.where(is_missing, np.uint8(IGNORED), mask)
-    return image, mask
 
 
 @dataclass(eq=False)
@@ -165,10 +129,7 @@ class SegmentationDataset:
         # A JPEG is decoded at a fraction that is at least twice the sample's size: resizing then still averages pixels.
         min_side = 2 * max(self.tiling.size) if isinstance(self.tiling, WholeImages) and not self.resize_masks else None
         pair, known, spec = self.pairs[index], self.sizes[index], self.image_spec
-        image, mask = read_pair(pair, known, spec, self.coding, self.resize_masks, min_side)
-        if image.shape[2] not in (1, spec.channels) or (image.dtype == np.uint8) != spec.is_8bit:
-            raise DataError(f"{shown_path(pair.image)}: {CHANGED}")
-        return spec.to_batch(image), mask
+        return read_pair(pair, spec, self.coding, known, self.resize_masks, min_side)
 
 
 @dataclass(eq=False)

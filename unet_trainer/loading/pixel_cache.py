@@ -8,6 +8,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy as np
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.tiling import Size
 from unet_trainer.system.concurrency import read_ahead
-from unet_trainer.system.input_files import open_file
 from unet_trainer.system.resources import free_disk, free_host_memory
 
 MAX_SHARE = 0.5  # of the free memory or disk: the rest is left to the run
@@ -41,8 +41,8 @@ class PixelCache:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def write(self, index: int, pixels: tuple[Pixels, Pixels]) -> None:
-        for view, part in zip(self._views(index), pixels, strict=True):
+    def fill(self, read: Callable[[int], tuple[Pixels, Pixels]], index: int) -> None:
+        for view, part in zip(self._views(index), read(index), strict=True):
             view[:] = part
 
     def pair(self, index: int) -> tuple[Pixels, Pixels]:
@@ -73,10 +73,9 @@ def fill_cache(
     `mask_sizes`: where they differ from the images'. Raises OSError, and ReadTimeout after `timeout` s a pair."""
     sizes = mask_sizes or [shape[:2] for shape in shapes]
     if path is not None and path.exists():
-        with open_file(path, follow=False) as file:
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        cache = PixelCache(shapes, sizes, itemsize, len(memory))
-        cache.content = np.frombuffer(memory, np.uint8)
+        content = np.asarray(np.memmap(path, np.uint8, "r"))
+        cache = PixelCache(shapes, sizes, itemsize, len(content))
+        cache.content = content
         return cache
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,11 +83,8 @@ def fill_cache(
     free = limit or (free_host_memory() if path is None else free_disk(path.parent))
     cache = PixelCache(shapes, sizes, itemsize, MAX_SHARE * free)
     try:
-        memory = _allocate(path if len(cache) else None, max(1, cache.num_bytes))
-        cache.content = np.frombuffer(memory, np.uint8)
-        ahead = read_ahead(
-            lambda index: cache.write(index, read(index)), range(len(cache)), num_threads, timeout=timeout
-        )
+        cache.content = np.frombuffer(_allocate(path if len(cache) else None, max(1, cache.num_bytes)), np.uint8)
+        ahead = read_ahead(partial(cache.fill, read), range(len(cache)), num_threads, timeout=timeout)
         with contextlib.closing(ahead):
             for _ in ahead:
                 tick()

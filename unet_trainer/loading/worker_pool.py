@@ -1,12 +1,10 @@
 """A pool of workers that fill batches in memory shared with the training process: forked processes on Linux, threads
 elsewhere; and the copy of batches to the GPU.
 
-A batch is planned, then pending: it has a buffer, and its pieces are tasks of the workers. `epoch` hands it to the
-training loop, which reads it from the buffer; the buffer is free again once the copy to the GPU has ended. Plans reach
-past the end of an epoch and through validation, so that the workers never run dry. A batch with a piece that a worker
-failed to fill is read again by the loader: if it fails there too, that error ends the run with its real reason; if not,
-the pieces are counted in `num_failed`, which is reported.
-"""
+A batch is planned, then pending: it has a buffer, and its pieces are tasks of the workers. The training loop reads it
+from the buffer, which is free again once the copy to the GPU has ended. Plans reach past the end of an epoch and
+through validation, so that the workers never run dry. A batch that a worker failed to fill is read again by the loader:
+if it fails there too, that error ends the run; if not, its pieces are counted in `num_failed`, which is reported."""
 
 import contextlib
 import mmap
@@ -332,9 +330,9 @@ def _worker_main(
         batch_id, assembler, epoch, batch, buffer, start, stop = TASK.unpack(message)
         is_filled, seconds, why = False, (0.0, 0.0), ""
         if batch_id >= buffers.first_wanted[0]:
-            piece, memory = range(start, stop), buffers.arrays[buffer]
             try:
-                seconds = own[assembler].fill(memory, epoch, batch, piece, partial(note, batch_id))
+                piece, reading = range(start, stop), partial(note, batch_id)
+                seconds = own[assembler].fill(buffers.arrays[buffer], epoch, batch, piece, reading)
                 is_filled = True
             except Exception as error:  # of any kind: the training process reads the batch and raises what it meets
                 why = f"{type(error).__name__}: {error}"

@@ -31,9 +31,10 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import RandomCrops, Size, Tiling, WholeImages, tile_images
 from unet_trainer.loading.augmentation import Augmentation, build_augmentation
-from unet_trainer.loading.dataset import PairSize, SegmentationDataset
+from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import SUFFIX, delete_files, fill_cache
+from unet_trainer.loading.sample_reader import PairSize
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.custom import build_custom_network
 from unet_trainer.model.fast_layers import use_arm_convolutions

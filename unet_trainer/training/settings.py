@@ -7,13 +7,14 @@ import numpy as np
 import torch
 
 from unet_trainer.config.choices import choose_number_format
-from unet_trainer.config.facts import HardwareFacts
+from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings, resolve
 from unet_trainer.config.schema import Config, id_names
-from unet_trainer.data.dataset_report import CheckedDataset, describe_sizes
+from unet_trainer.data.dataset_notices import describe_sizes
+from unet_trainer.data.dataset_report import CheckedDataset
 from unet_trainer.data.mask_evidence import class_shares, class_table, describe_classes
 from unet_trainer.data.measurements import measure_dataset
-from unet_trainer.data.scan import IMAGENET_REASON
+from unet_trainer.data.scan import IMAGENET_REASON, brightness_share
 from unet_trainer.data.splits import describe_split
 from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware, local_device
 from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is_here, why_offline
@@ -87,8 +88,8 @@ def build_settings(
     depends = "auto" in (config.fit, config.image_size) or config.augmentation in ("auto", "default", "strong")
     if depends and not resumes:
         train = dataset.split.train
-        shares = class_shares(dataset.facts_of(train)[1], dataset.coding, dataset.num_ids)
-        measured = measure_dataset(train, dataset.coding, dataset.num_ids, int(np.argmax(shares)), console)
+        shares = class_shares(dataset.facts_of(train)[1], dataset.coding, dataset.coding.num_ids)
+        measured = measure_dataset(train, dataset.coding, dataset.coding.num_ids, int(np.argmax(shares)), console)
 
     def find_weights(encoder: str) -> tuple[str | None, str]:
         if not is_preview:
@@ -97,7 +98,7 @@ def build_settings(
         return ("imagenet", "from this machine, or fetched") if failure is None else (None, f"{failure}: random ones")
 
     settings = resolve(
-        config, hardware, dataset.facts(measured), probe, find_weights, budget.lost_to_training, from_model
+        config, hardware, dataset_facts(dataset, measured), probe, find_weights, budget.lost_to_training, from_model
     )
     taken = settings.taken
     say_precision(settings, hardware, console)
@@ -111,6 +112,36 @@ def build_settings(
     if taken.monitor != config.monitor:
         console.note(f"monitor: {taken.monitor}: {settings['monitor'].reason}")
     return settings
+
+
+def dataset_facts(dataset: CheckedDataset, measurements: Measurements | None = None) -> DatasetFacts:
+    """What `resolve` decides from."""
+    spec, coding, classes, split = dataset.image_spec, dataset.coding, dataset.classes, dataset.split
+    train_images, _ = dataset.facts_of(split.train)
+    are_blocks = any(pair.box for pair in split.train)
+    return DatasetFacts(
+        channels=spec.channels,
+        mean=spec.mean,
+        std=spec.std,
+        statistics_reason=dataset.statistics_reason,
+        mask_values=coding.mask_values,
+        ignore_value=coding.written_ignore_value,
+        mask_reason=coding.reason,
+        class_shares=dataset.class_shares,
+        train_sizes=[image.size for image in train_images],
+        val_sizes=dataset.sizes_of(split.val),
+        bytes_per_value=1 if spec.is_8bit else 4,
+        measurements=measurements,
+        num_classes=classes.num_classes,
+        num_classes_reason=classes.num_classes_reason,
+        class_names=classes.class_names,
+        class_names_reason=coding.reason,
+        mask_tolerance=coding.tolerance,
+        are_blocks=are_blocks,
+        has_val_classes=bool(dataset.ids_in(split.val) - ({0} if classes.num_classes == 1 else set())),
+        # Blocks of one image have its light: what differs between them is what they show.
+        brightness_share=0.0 if are_blocks else brightness_share(train_images, spec.channels),
+    )
 
 
 def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_reason: str, console: Console) -> None:

@@ -23,8 +23,9 @@ from unet_trainer.config.facts import HardwareFacts, StepCost
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict, class_names, id_names
-from unet_trainer.data.dataset_report import CheckedDataset, describe_sizes
-from unet_trainer.data.mask_evidence import class_table, ignored_share
+from unet_trainer.data.dataset_notices import describe_sizes
+from unet_trainer.data.dataset_report import CheckedDataset
+from unet_trainer.data.mask_evidence import class_table, has_background, ignored_share
 from unet_trainer.loading.augmentation import check_parameters
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends
@@ -136,9 +137,8 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
         )
     budget.seconds_before = state.seconds + state.train_seconds
     run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes)
-    run.callers_random_state, run.untaught_ids, run.callbacks = (
-        callers_random_state, dataset.untaught_ids, custom.callbacks,
-    )  # fmt: skip
+    run.callers_random_state, run.callbacks = callers_random_state, custom.callbacks
+    run.untaught_ids = dataset.ids_in(dataset.split.val) - dataset.ids_in(dataset.split.train)
     if processes.is_main:
         run.make_report, run.live_report = partial(make_report, model=custom.model), live_report
         session.on_exit(partial(_finish, run, curves))
@@ -166,8 +166,9 @@ def _build_spec(
     """Of the model; a resumed run keeps the tile that its best epoch was found with."""
     image_spec = dataset.image_spec = replace(dataset.image_spec, mean=config.image_mean, std=config.image_std)
     train_sizes, val_sizes = dataset.sizes_of(dataset.split.train), dataset.sizes_of(dataset.split.val)
-    has_background, shares = dataset.has_background(config), dataset.class_shares
-    spec = build_spec(config, image_spec, dataset.coding, has_background, train_sizes, shares)
+    shares = dataset.class_shares
+    is_background = has_background(id_names(config), shares)
+    spec = build_spec(config, image_spec, dataset.coding, is_background, train_sizes, shares)
     if earlier is not None:
         resume.compare_depths(earlier["depth"], spec.image.depth)
         return replace(spec, tile=earlier["tile"])
