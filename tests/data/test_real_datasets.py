@@ -20,7 +20,7 @@ from train_unet import main, train
 from unet_trainer import load
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.config.load import load_config
-from unet_trainer.images.image_decoding import decode_image
+from unet_trainer.images.image_decoding import EncodedImage
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD
 from unet_trainer.images.mask_decoding import IGNORED, read_mask
 from unet_trainer.system.console import Console
@@ -252,7 +252,7 @@ def test_a_model_is_evaluated_and_used_on_such_images_as_it_was_trained(tiny_con
     model = load(result.run_dir)
     for path in (tmp_path / "data/images").iterdir():
         spec = model.card.spec.image
-        filled = spec.fill(decode_image(path.read_bytes(), channels=spec.channels), -9999.0)[0]
+        filled = spec.fill(EncodedImage(path.read_bytes()).decode(channels=spec.channels), -9999.0)[0]
         np.testing.assert_array_equal(read_mask(out / f"{path.stem}.png"), model(filled))
     assert spec.nodata == (-9999.0,)  # it knows the mark when the images of training are gone
 
