@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.data import shards
-from unet_trainer.data.annotations import UnknownAnnotations, describe_other_files, find_annotations
-from unet_trainer.data.formats import folders, table
+from unet_trainer.data import annotations, shards
+from unet_trainer.data.annotations import UnknownAnnotations, describe_other_files
+from unet_trainer.data.formats import coco, folders, labelme, rle_table, table, yolo
 from unet_trainer.data.formats.demo import ensure_demo
 from unet_trainer.data.pairs import FoundPairs, Pair, Question
 from unet_trainer.data.place import Place
@@ -16,7 +16,9 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import Console
 
 Find = Callable[[Place, Config], list[Pair] | None]
-FORMATS: tuple[Find, ...] = (shards.find, table.find, folders.find, find_annotations)
+FORMATS: tuple[Find, ...] = (
+    shards.find, table.find, folders.find, coco.find, labelme.find, yolo.find, rle_table.find, annotations.find,
+)  # fmt: skip
 
 
 def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
