@@ -56,8 +56,8 @@ def _parse(annotations: Annotations, path: Path, content: Mapping[str, Any]) -> 
     shapes = []
     for number, shape in enumerate(content["shapes"], start=1):
         with inside(f"shape {number}"):
-            label = as_name(shape.get("label"))
-            shapes.append(Shape(label, f"shape {number} ({label})", partial(_draw, shape)))
+            label, has_area = as_name(shape.get("label")), shape.get("shape_type") not in POINTS
+            shapes.append(Shape(label, f"shape {number} ({label})", partial(_draw, shape), has_area=has_area))
     name = content["imagePath"] if isinstance(content["imagePath"], str) else ""
     annotations.add(path, name, shapes, (content.get("imageHeight"), content.get("imageWidth")))
 

@@ -36,6 +36,7 @@ class Shape(NamedTuple):
     name: str
     draw: Callable[[Pixels], None]  # raises DataError
     is_crowd: bool = False  # of COCO: below all others
+    has_area: bool = True
 
 
 class AnnotatedImage(NamedTuple):
@@ -119,8 +120,10 @@ class Annotations:
             conversions.append(Conversion(path_in(root, image.file).lstrip("/"), [image.source, image.file], make))
         settings, label = [classes, self.overlap_rule], "Drawing masks from annotations:"
         drawn = [*zip(images, place.converter.write(self.tool.lower(), settings, conversions, label), strict=True)]
-        if bad := tuple(f"{image.where}: {mask.problem}" for image, mask in drawn if mask.problem):
-            raise DataError(describe_problems([Problem("annotations", "annotation", "that cannot be used", bad, FIX)]))
+        bad = tuple(f"{image.where}: {mask.problem}" for image, mask in drawn if mask.problem)
+        problem = Problem("annotations", "annotation", "that cannot be used", bad, FIX)
+        if len(bad) == len(drawn):
+            raise DataError(describe_problems([problem]))
         for noun, what in (
             ("object", "left out, without an area (a point, a line) or outside of the image"),
             ("pixel", f"in objects of several classes; {self.overlap_rule}"),
@@ -131,15 +134,16 @@ class Annotations:
         pairs = [
             Pair(path_in(root, image.file.with_suffix("")), image.file, mask.path, image.part, mask_origin=image.where)
             for image, mask in drawn
+            if not mask.problem
         ]
         rule = f"{self.shown} ({self.tool}), drawn as masks, classes {self.class_order}"
         class_names = classes if len(classes) == 1 else ("background", *classes)
         notices = (*self.notices, *self.folder.notices)
-        return place.take(divided(pairs, rule, class_names=class_names, notices=notices))
+        return place.take(divided(pairs, rule, [problem], class_names=class_names, notices=notices))
 
     def choose_classes(self) -> tuple[str, ...]:
         """The classes that occur, in the order of class_names (which may name more) or in their own."""
-        used = {shape.label for image in self.images.values() for shape in image.shapes}
+        used = {shape.label for image in self.images.values() for shape in image.shapes if shape.has_area}
         declared, wanted = (
             [name for name in names if name != IGNORE_NAME and name.lower().strip("_") != "background"]
             for names in (dict.fromkeys([*self.classes, *sorted(used)]), self.folder.class_names)
