@@ -417,8 +417,8 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     ("x.json", [{"id": 1, "annotations": [{"id": 1, "result": []}], "data": {}}], "is .*Label Studio's own JSON, .*export COCO.*PNG masks"),
     ("x.json", {"size": {"height": 3, "width": 4}, "tags": [], "objects": []}, "is .*Supervisely's own JSON, .*export COCO.*PNG masks"),
     ("x.xml", "<?xml version='1.0'?><annotations><version>1.1</version>", "is .*CVAT's XML, .*export COCO.*PNG masks"),
-    ("a.json", {"item": {"name": "a.png"}, "annotations": [{"name": "cat"}]}, "has the name of an image, and is of no tool that is read; .* export COCO"),
-    ("a.xml", "<Annotations><Annotation Id='1'/></Annotations>", "has the name of an image, and is of no tool that is read; .* export COCO"),
+    ("a.json", {"item": {"name": "a.png"}, "annotations": [{"name": "cat"}]}, "is of no tool that is read, and has the name of an image; .* export COCO"),
+    ("a.xml", "<Annotations><Annotation Id='1'/></Annotations>", "is of no tool that is read, and has the name of an image; .* export COCO"),
 ])  # fmt: skip
 def test_what_is_wrong_or_not_read_is_refused_with_its_place_and_what_to_do(folder, name, content, reason):
     folder.image("a.png")

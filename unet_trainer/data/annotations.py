@@ -41,19 +41,13 @@ YOLO_LINE = re.compile(r"\s*[0-9]{1,4}([ \t]+[-+.e0-9]+){4}\s", re.IGNORECASE)  
 IMAGE = ("imageid", "image", "imagename", "filename", "imagefile", "file", "img", "imgid", "id")
 LABEL = ("classid", "class", "classname", "categoryid", "category", "label", "defecttype")
 RUNS = ("encodedpixels", "rle", "rlemask", "maskrle", "encoding", "rleencoding", "encodedrle")
-COLUMNS = {
-    "image": IMAGE,
-    "runs": RUNS,
-    "label": LABEL,
-    "joined": [image + label for image in IMAGE for label in LABEL],
-}
+JOINED = tuple(image + label for image in IMAGE for label in LABEL)  # ImageId_ClassId: a.jpg_1
+COLUMNS = {"image": IMAGE, "runs": RUNS, "label": LABEL, "joined": JOINED}
 
 OTHER_TOOL = "which is not read; export COCO, with polygons or masks, or PNG masks"
 PAIRS = "set split_file to a CSV with the columns image and mask, or give the pairs from Python (train_data=)"
-# Words in a file, after its name → what it is, and what to do. The first counts.
+# Words in a file of JSON or XML → what it is, and what to do. The first counts.
 OTHERS = {
-    "metadata.csv": (hugging_face := f"is a table of Hugging Face, which is not read; {PAIRS}"),
-    "metadata.jsonl": hugging_face,
     '"objects" "size"': f"is Supervisely's own JSON, {OTHER_TOOL}",
     '"_via_img_metadata"': (vgg := f"is a project of the VGG Image Annotator, {OTHER_TOOL}"),
     '"filename" "regions"': vgg,
@@ -63,11 +57,10 @@ OTHERS = {
     "<annotations": f"is CVAT's XML, {OTHER_TOOL} (CVAT exports COCO 1.0 and VOC masks)",
     "<annotation": "is Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if any",
 }
-OTHER_RUNS = re.compile(r".*\b(annotation|segmentation)\b.*\n.*\b[0-9]+ [0-9]+\b", re.IGNORECASE)  # a column, and a row
+HUGGING_FACE = f"is a table of Hugging Face, which is not read; {PAIRS}"
+OTHER_RUNS = re.compile(r".*\b(annotation|segmentation)\b.*\n.*\b[0-9]+ [0-9]+\b", re.I)  # a column, and a row
 ALONG_ROWS = "has run lengths that may go along the rows; need them down the columns, in a column EncodedPixels"
-UNKNOWN = (
-    "has the name of an image, and is of no tool that is read; if it is the annotation, export COCO; else add masks"
-)
+UNKNOWN = "is of no tool that is read, and has the name of an image; if it annotates it, export COCO; else add masks"
 
 
 class UnknownAnnotations(DataError):
@@ -182,19 +175,25 @@ def annotated_folder(place: Place, config: Config) -> AnnotatedFolder:
 def find(place: Place, config: Config) -> list[Pair] | None:
     """Finds no pairs: the last to be asked, it names annotations that no format before it could read."""
     folder = annotated_folder(place, config)
-    for path in (path for path in folder.texts if path.suffix.lower() != ".txt"):
-        with contextlib.suppress(OSError):
-            text = f"{path.name}\n{input_files.read_text(path, MAX_FILE_BYTES, errors='replace')}"
-            found = [what for words, what in OTHERS.items() if all(word in text for word in words.split())]
-            if path.suffix.lower() == ".csv" and OTHER_RUNS.match(text[:MAX_HEADER], len(path.name) + 1):
-                found.append(ALONG_ROWS)
-            if path.suffix.lower() in (".json", ".xml") and plain(path.stem) in folder.by_name and not folder.broken:
-                found.append(UNKNOWN)
-            if found:
-                raise UnknownAnnotations(f"{path} {found[0]}")
+    for path in folder.texts:
+        names_image = path.suffix.lower() in (".json", ".xml") and plain(path.stem) in folder.by_name
+        with contextlib.suppress(OSError):  # it is the broken one, or no annotation
+            if what := _describe(path) or (UNKNOWN if names_image and not folder.broken else ""):
+                raise UnknownAnnotations(f"{path} {what}")
     if folder.broken:
         raise UnknownAnnotations(folder.broken)
     return None
+
+
+def _describe(path: Path) -> str:
+    """What a file of another tool is, and what to do; "" if it is no annotation. Raises OSError."""
+    kind = path.suffix.lower()
+    if path.name in ("metadata.csv", "metadata.jsonl"):
+        return HUGGING_FACE
+    text = "" if kind in (".txt", ".jsonl") else input_files.read_text(path, MAX_FILE_BYTES, errors="replace")
+    if kind == ".csv":
+        return ALONG_ROWS if OTHER_RUNS.match(text[:MAX_HEADER]) else ""
+    return next((what for words, what in OTHERS.items() if all(word in text for word in words.split())), "")
 
 
 def find_columns(header: Sequence[str]) -> dict[str, str]:

@@ -44,7 +44,7 @@ def fill_polygon(canvas: Pixels, points: Pixels) -> None:
     first, end = _cells(y0, height), _cells(y1, height)  # rows whose centre an edge crosses
     crosses = first < end
     left, right = int(_cells(points[:, 0].min(), width)), int(_cells(points[:, 0].max(), width))
-    if not crosses.any() or left >= right:
+    if not crosses.any():
         return
     x0, y0, first, counts = x0[crosses], y0[crosses], first[crosses], (end - first)[crosses]
     slope = (x1[crosses] - x0) / (y1[crosses] - y0)
