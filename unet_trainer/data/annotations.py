@@ -88,7 +88,7 @@ class AnnotatedFolder:
     """The images of a place, and the files that annotate them, by the tool that wrote them."""
 
     def __init__(self, place: Place, config: Config) -> None:
-        self.data_dir, self.class_names, listing = place.data_dir, config.class_names or (), place.listing
+        self.data_dir, listing = place.data_dir, place.listing
         self.root, folder = (place.data_dir / (name or "") for name in (config.image_dir, config.mask_dir))
         texts = [folder] if folder.is_file() else sorted(walk(folder, listing=listing, endings=ENDINGS))
         images = list_files(self.root, listing=listing) if texts else []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.schema import Config
-from unet_trainer.data.annotations import annotated_folder, inside
+from unet_trainer.data.annotations import inside
 from unet_trainer.data.formats.objects import NO_MASK, SMALLER_ON_TOP, Annotations, Shape, as_name
 from unet_trainer.data.formats.shapes import as_points, fill_counts, fill_polygon
 from unet_trainer.data.pairs import Pair, first_few
@@ -19,8 +19,8 @@ PANOPTIC = "it is of COCO panoptic, with masks in PNG files; use instances, or c
 
 
 def find(place: Place, config: Config) -> list[Pair] | None:
-    annotations = Annotations(annotated_folder(place, config), "COCO", "by category id", SMALLER_ON_TOP)
-    return annotations.draw(place) if annotations.read(_parse) else None
+    annotations = Annotations(place, config, "COCO", "by category id", SMALLER_ON_TOP)
+    return annotations.draw() if annotations.read(_parse) else None
 
 
 def _parse(annotations: Annotations, path: Path, content: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from unet_trainer.config.schema import Config
-from unet_trainer.data.annotations import annotated_folder, inside, plain
+from unet_trainer.data.annotations import inside, plain
 from unet_trainer.data.formats.objects import IGNORE_NAME, Annotations, Shape, as_name
 from unet_trainer.data.formats.shapes import as_points, draw_line, fill_polygon
 from unet_trainer.data.pairs import Pair, first_few
@@ -26,18 +26,16 @@ POINTS = "point", "points"
 
 
 def find(place: Place, config: Config) -> list[Pair] | None:
-    folder = annotated_folder(place, config)
-    annotations = Annotations(folder, "LabelMe", "in alphabetical order", "the later shape is on top", "JSON file")
-    if not annotations.read(_parse):
-        return None
-    _join_spellings(annotations)
-    return annotations.draw(place)
+    annotations = Annotations(
+        place, config, "LabelMe", "in alphabetical order", "the later shape is on top", "JSON file"
+    )
+    return _join_spellings(annotations).draw() if annotations.read(_parse) else None
 
 
-def _join_spellings(annotations: Annotations) -> None:
+def _join_spellings(annotations: Annotations) -> Annotations:
     """Labels are typed in LabelMe: those that differ only in case or spaces are one class, with the name that
     class_names has, or that most objects have. Several names of class_names stay apart."""
-    class_names = annotations.folder.class_names
+    class_names = annotations.config.class_names or ()
     labels = Counter(sorted(shape.label for image in annotations.images.values() for shape in image.shapes))
     names = {name: name for name in (IGNORE_NAME, *class_names)}  # label → name of its class
     first = {plain(name): name for name in reversed(class_names)}
@@ -50,6 +48,7 @@ def _join_spellings(annotations: Annotations) -> None:
     for file, image in annotations.images.items():
         shapes = [shape._replace(label=names[shape.label]) for shape in image.shapes]
         annotations.images[file] = image._replace(shapes=shapes)
+    return annotations
 
 
 def _parse(annotations: Annotations, path: Path, content: Mapping[str, Any]) -> None:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from unet_trainer.data.annotations import AnnotatedFolder, File, inside
+from unet_trainer.config.schema import Config
+from unet_trainer.data.annotations import AnnotatedFolder, File, annotated_folder, inside
 from unet_trainer.data.converted import Conversion
 from unet_trainer.data.names import part_in
 from unet_trainer.data.pairs import Pair, Part, Problem, describe_problems, divided, first_few, path_in
@@ -54,7 +55,8 @@ class AnnotatedImage(NamedTuple):
 class Annotations:
     """What the annotation files of a tool say of the images in a folder."""
 
-    folder: AnnotatedFolder
+    place: Place
+    config: Config
     tool: str
     class_order: str
     overlap_rule: str  # SMALLER_ON_TOP, else the later one is
@@ -64,6 +66,10 @@ class Annotations:
     images: dict[Path, AnnotatedImage] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+
+    @property
+    def folder(self) -> AnnotatedFolder:
+        return annotated_folder(self.place, self.config)
 
     def read(self, parse: Callable[["Annotations", Path, Any], None], files: Sequence[File] | None = None) -> bool:
         """Let `parse` add the images and classes of each file, by default those of the tool. Whether there are any."""
@@ -102,7 +108,7 @@ class Annotations:
             number = counted(len(names), noun, "classes" if noun == "class" else None)
             self.notices.append(f"{number} {what}: {first_few(names)}")
 
-    def draw(self, place: Place) -> list[Pair]:
+    def draw(self) -> list[Pair]:
         """The pairs of annotated images and drawn masks. Raises DataError."""
         root, images, classes = self.folder.root, [*self.images.values()], self.choose_classes()
         of_test = [image for image in images if image.part == "test"]
@@ -119,7 +125,7 @@ class Annotations:
             make = partial(_draw_mask, image, classes, self.overlap_rule)
             conversions.append(Conversion(path_in(root, image.file).lstrip("/"), [image.source, image.file], make))
         settings, label = [classes, self.overlap_rule], "Drawing masks from annotations:"
-        drawn = [*zip(images, place.converter.write(self.tool.lower(), settings, conversions, label), strict=True)]
+        drawn = [*zip(images, self.place.converter.write(self.tool.lower(), settings, conversions, label), strict=True)]
         bad = tuple(f"{image.where}: {mask.problem}" for image, mask in drawn if mask.problem)
         problem = Problem("annotations", "annotation", "that cannot be used", bad, FIX)
         if len(bad) == len(drawn):
@@ -139,14 +145,14 @@ class Annotations:
         rule = f"{self.shown} ({self.tool}), drawn as masks, classes {self.class_order}"
         class_names = classes if len(classes) == 1 else ("background", *classes)
         notices = (*self.notices, *self.folder.notices)
-        return place.take(divided(pairs, rule, [problem], class_names=class_names, notices=notices))
+        return self.place.take(divided(pairs, rule, [problem], class_names=class_names, notices=notices))
 
     def choose_classes(self) -> tuple[str, ...]:
         """The classes that occur, in the order of class_names (which may name more) or in their own."""
         used = {shape.label for image in self.images.values() for shape in image.shapes if shape.has_area}
         declared, wanted = (
             [name for name in names if name != IGNORE_NAME and name.lower().strip("_") != "background"]
-            for names in (dict.fromkeys([*self.classes, *sorted(used)]), self.folder.class_names)
+            for names in (dict.fromkeys([*self.classes, *sorted(used)]), self.config.class_names or ())
         )
         classes = tuple(name for name in declared if name in used)
         if not 0 < len(classes) <= MAX_CLASSES:

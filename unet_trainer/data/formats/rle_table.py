@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from unet_trainer.config.schema import Config
-from unet_trainer.data.annotations import annotated_folder, find_columns, inside
+from unet_trainer.data.annotations import find_columns, inside
 from unet_trainer.data.csv_tables import read_table
 from unet_trainer.data.formats.objects import Annotations, Shape, as_name
 from unet_trainer.data.formats.shapes import fill_runs
@@ -20,9 +20,8 @@ ONE_CLASS = "object"
 
 
 def find(place: Place, config: Config) -> list[Pair] | None:
-    folder = annotated_folder(place, config)
-    annotations = Annotations(folder, "run lengths", "by number or name", "the later row is on top")
-    return annotations.draw(place) if annotations.read(_parse) else None
+    annotations = Annotations(place, config, "run lengths", "by number or name", "the later row is on top")
+    return annotations.draw() if annotations.read(_parse) else None
 
 
 def _parse(annotations: Annotations, path: Path, _: None) -> None:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.config.schema import Config
-from unet_trainer.data.annotations import annotated_folder, inside, path_pieces
+from unet_trainer.data.annotations import inside, path_pieces
 from unet_trainer.data.formats.objects import NO_MASK, SMALLER_ON_TOP, AnnotatedImage, Annotations, Shape, as_name
 from unet_trainer.data.formats.shapes import as_points, fill_polygon
 from unet_trainer.data.pairs import Pair, Part, first_few, path_in
@@ -27,25 +27,26 @@ FURTHEST = 2.0  # shares of the image beyond which coordinates are pixels
 
 
 def find(place: Place, config: Config) -> list[Pair] | None:
-    folder = annotated_folder(place, config)
-    if not (files := folder.files_of("YOLO")):
+    annotations = Annotations(place, config, "YOLO", "by number", SMALLER_ON_TOP, "text file")
+    if not (files := annotations.folder.files_of("YOLO")):
         return None
     data = DataYaml(place.data_dir, sorted({path.parent for path, _ in files}))
-    annotations = Annotations(folder, "YOLO", data.class_order, SMALLER_ON_TOP, "text file")
     annotations.read(partial(_parse, data))
     images = {path: image._replace(part=data.part_of(path) or image.part) for path, image in annotations.images.items()}
     parts = {image.part for image in images.values()}
     # Images without a label file are all background; those of a part without any label file are left out.
-    for path in folder.images:
-        if path not in images and (part := data.part_of(path) or folder.part_of(path)) in parts:
+    for path in annotations.folder.images:
+        if path not in images and (part := data.part_of(path) or annotations.folder.part_of(path)) in parts:
             images[path] = AnnotatedImage(path, [], part, path, path_in(place.data_dir, path))
     if listed := {path: image for path, image in images.items() if data.lists and data.part_of(path)}:
         others = (path.name for path in images if path not in listed)
         annotations.note("image", others, f"in no list of {data.file} left out")
     annotations.images = listed or images
-    if not data.names:
+    if data.names:
+        annotations.class_order = f"in the order of {data.file}"
+    else:
         annotations.notices.append("no data.yaml or classes.txt with the names of the classes: they are numbers")
-    return annotations.draw(place)
+    return annotations.draw()
 
 
 class DataYaml:
@@ -53,7 +54,7 @@ class DataYaml:
     below the name of the image."""
 
     def __init__(self, data_dir: Path, label_folders: Sequence[Path]) -> None:
-        self.data_dir, self.file, self.names, self.class_order = data_dir, "", list[str](), "by number"
+        self.data_dir, self.file, self.names = data_dir, "", list[str]()
         self.folders: list[tuple[Part, str]] = []
         self.lists: dict[str, list[tuple[Part, str]]] = defaultdict(list)
         yamls = sorted(data_dir.glob("*.y*ml"), key=lambda path: (path.stem not in ("data", "dataset"), path.name))
@@ -64,8 +65,7 @@ class DataYaml:
                 lines = _read_lines(path)
                 content = {"names": [*filter(str.strip, lines)]} if path in lists else parse_yaml("\n".join(lines))
                 if isinstance(content, dict) and content.get("names"):
-                    self.names, self.class_order = _as_list(content["names"]), f"in the order of {path.name}"
-                    self.file = path.name
+                    self.file, self.names = path.name, _as_list(content["names"])
                     self._read_parts(content)
                     return
 
