@@ -6,7 +6,7 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,11 @@ class AnnotatedFolder:
         left_out = {*results, *(path for path in texts if path.name.startswith(skipped))}
         self.images, self.texts = ([path for path in files if path not in left_out] for files in (images, texts))
         self.folders = {path.parent for path in self.images}
-        self.by_name: dict[str, list[Path]] = defaultdict(list)  # with and without extension
+        self.by_end: dict[str, list[Path]] = defaultdict(list)  # the ends of its path, with and without extension
         for path in self.images:
-            for name in {plain(path.name), plain(path.stem)}:
-                self.by_name[name].append(path)
+            *folders, name = plain(path_in(self.root, path)).split("/")
+            for last, start in product({name, plain(path.stem)}, range(len(folders) + 1)):
+                self.by_end["/".join([*folders[start:], last])].append(path)
         self.tools: dict[str, list[File]] = defaultdict(list)
         self.broken = ""  # the first file that cannot be read, and why
         for path in self.texts:
@@ -120,7 +121,7 @@ class AnnotatedFolder:
     def _read(self, path: Path) -> tuple[str, Any]:
         """The tool, "" if it is none that is read, and the content of JSON."""
         kind = path.suffix.lower()
-        if kind == ".txt" and plain(path.stem) in self.by_name:
+        if kind == ".txt" and plain(path.stem) in self.by_end:
             with input_files.open_file(path) as file:
                 return "YOLO", YOLO_LINE.match(f"{file.read(2**10).decode('utf-8-sig', 'ignore')}\n")
         if kind == ".csv" and find_columns(read_header(path)):
@@ -142,23 +143,19 @@ class AnnotatedFolder:
         return self.tools.get(tool, [])
 
     def find_image(self, name: str, near: Path, part: Part | None) -> Path | None:
-        """The file for a name, possibly with folders before it, the last of which counts where images lie in several
-        folders: p2/1.png is not p1/1.png. Of several files the one whose folders agree most, then one below `near`. One
-        of another part is none: val/1.png is not the 1.png of train. Raises DataError if several are possible."""
-        *folders, last = path_pieces(name) or [""]
-        part, wanted = part_in(folders) or part, [plain(folder) for folder in reversed(folders)]
-        ranks = {}
-        for path in self.by_name.get(plain(last), ()):
-            both = zip(plain(path_in(self.root, path)).split("/")[-2::-1], wanted, strict=False)
-            num_shared = len([*takewhile(lambda names: names[0] == names[1], both)])
-            is_there = num_shared or not folders or len(self.folders) == 1
-            if is_there and (not part or self.part_of(path) in (None, part)):
-                ranks[path] = num_shared, plain(path.name) == plain(last), path.is_relative_to(near)
-        best = [path for path, rank in ranks.items() if rank == max(ranks.values())]
-        if len(best) > 1:
-            paths = first_few(path_in(self.root, path) for path in best)
+        """The file whose path ends as much as possible as the name, one below `near` rather than another. Where images
+        lie in several folders the last folder counts: p2/1.png is not p1/1.png. One of another part is none: val/1.png
+        is not the 1.png of train. Raises DataError if several are possible."""
+        pieces = path_pieces(plain(name))
+        part, files = part_in(pieces[:-1]) or part, list[Path]()
+        for start in range(len(pieces) - (len(pieces) > 1 and len(self.folders) > 1)):
+            there = self.by_end.get("/".join(pieces[start:]), ())
+            files = files or [path for path in there if not part or self.part_of(path) in (None, part)]
+        files = [path for path in files if path.is_relative_to(near)] or files
+        if len(files) > 1:
+            paths = first_few(path_in(self.root, path) for path in files)
             raise DataError(f"image_dir: {name} could be {paths}; set image_dir to the folder that is meant")
-        return best[0] if best else None
+        return files[0] if files else None
 
     def part_of(self, path: Path) -> Part | None:
         """train, val or test by the folders above an image."""
@@ -176,7 +173,7 @@ def find(place: Place, config: Config) -> list[Pair] | None:
     """Finds no pairs: the last to be asked, it names annotations that no format before it could read."""
     folder = annotated_folder(place, config)
     for path in folder.texts:
-        names_image = path.suffix.lower() in (".json", ".xml") and plain(path.stem) in folder.by_name
+        names_image = path.suffix.lower() in (".json", ".xml") and plain(path.stem) in folder.by_end
         with contextlib.suppress(OSError):  # it is the broken one, or no annotation
             if what := _describe(path) or (UNKNOWN if names_image and not folder.broken else ""):
                 raise UnknownAnnotations(f"{path} {what}")

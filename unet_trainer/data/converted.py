@@ -20,7 +20,7 @@ from unet_trainer.system.console import Console
 from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 from unet_trainer.system.resources import count_cores
 
-INDEX = "index.json"
+FORMAT, INDEX = 2, "index.json"
 Index = dict[str, tuple[str, dict[str, int]]]  # name of a file → digest of its sources, and its facts
 FEW = 8  # files for which another child process does not pay
 
@@ -55,7 +55,7 @@ class Converter:
         """The outcome of each; raises DataError for a source that is missing. `settings`: what the files depend on
         besides their sources, e.g. the names of the classes."""
         # split.csv names these files: absolute, because its paths are relative to data_dir.
-        name = f"{kind}-{_digest([str(self.data_dir.resolve()), settings])[:12]}"
+        name = f"{kind}-{_digest([FORMAT, str(self.data_dir.resolve()), settings])[:12]}"
         folder = self.checkpoint_dir.absolute() / ".converted" / name
         index: Index = {}
         with contextlib.suppress(ValueError):
@@ -72,10 +72,18 @@ class Converter:
                 waiting.append(number)
 
         def convert(number: int, _: ReadStderr) -> Converted:
+            path = made[number].path
             try:
-                return made[number]._replace(facts=_make_file(conversions[number].make, made[number].path))
+                pixels, facts = conversions[number].make()
+                data = pixels if isinstance(pixels, bytes) else image_decoding.encode_image(pixels, path.suffix)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes_atomically(path, data)
+                return Converted(path, facts)
             except DataError as error:
-                return made[number]._replace(problem=str(error))
+                return Converted(path, {}, str(error))
+            except OSError as error:
+                where = "converted masks are kept under checkpoint_dir"
+                return Converted(path, {}, f"{path} cannot be written ({error.strerror}); {where}")
 
         bar = (self.console or Console(io.StringIO())).bar(label, len(waiting), keep=False)  # silent without one
         outcomes = forked_map(convert, waiting, self.num_processes or min(count_cores(), 1 + len(waiting) // FEW))
@@ -112,15 +120,3 @@ def _digest_files(paths: Sequence[Path]) -> str:
     if gone := next((name for name, stamp in stamps.items() if stamp is None), None):
         raise DataError(f"{gone}: No such file or directory")
     return _digest(stamps)
-
-
-def _make_file(make: Callable[[], tuple[Pixels | bytes, Mapping[str, int]]], path: Path) -> Mapping[str, int]:
-    pixels, facts = make()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data = pixels if isinstance(pixels, bytes) else image_decoding.encode_image(pixels, path.suffix)
-        write_bytes_atomically(path, data)
-    except OSError as error:
-        where = "converted masks are kept under checkpoint_dir"
-        raise DataError(f"{path} cannot be written ({error.strerror}); {where}") from None
-    return facts

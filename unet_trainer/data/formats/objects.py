@@ -156,8 +156,7 @@ class Annotations:
         )
         classes = tuple(name for name in declared if name in used)
         if not 0 < len(classes) <= MAX_CLASSES:
-            none = "no object of any class, so that there is nothing to learn"
-            there = f"{len(classes)} classes; need at most {MAX_CLASSES}" if classes else none
+            there = f"objects of {counted(len(classes), 'class', 'classes')}; need 1 to {MAX_CLASSES}"
             raise DataError(f"{self.shown} ({self.tool}) has {there}")
         self.note("class", [name for name in declared if name not in used], "without any object left out")
         if not wanted or len(wanted) == len(classes) == 1:

@@ -54,7 +54,13 @@ def _open(path: Path) -> Iterator[tuple[Sequence[Any], int, Callable[[], Any]]]:
             array = image_decoding.decode_array(read_bytes(path))
             yield [array.dtype] * len(array), 0, lambda: array
         elif _is_volume(path):
-            nibabel = _import_nibabel(path)
+            try:
+                import nibabel
+            except ImportError:
+                raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
+            logging.getLogger("nibabel.global").setLevel(
+                logging.CRITICAL
+            )  # it logs what it raises, and what it repairs
             with read_errors():
                 file: Any = nibabel.load(path)
                 shape, dtype = (*file.shape, *[1] * (3 - len(file.shape))), file.get_data_dtype()
@@ -78,15 +84,6 @@ def _slices(volume: Pixels) -> Pixels:
 def _is_volume(path: Path) -> bool:
     """Of NIfTI, or an array of the channels that were joined."""
     return path.name.lower().endswith((*VOLUME_EXTENSIONS, ".npy"))
-
-
-def _import_nibabel(path: Path) -> Any:
-    try:
-        import nibabel
-    except ImportError:
-        raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
-    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it repairs
-    return nibabel
 
 
 def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:

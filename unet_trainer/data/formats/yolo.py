@@ -14,7 +14,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.data.annotations import inside, path_pieces
 from unet_trainer.data.formats.objects import NO_MASK, SMALLER_ON_TOP, AnnotatedImage, Annotations, Shape, as_name
 from unet_trainer.data.formats.shapes import as_points, fill_polygon
-from unet_trainer.data.pairs import Pair, Part, first_few, path_in
+from unet_trainer.data.pairs import Pair, Part, path_in
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_decoding import Pixels
@@ -93,8 +93,6 @@ class DataYaml:
 
 def _as_list(names: Any) -> list[str]:
     if isinstance(names, dict):  # with the numbers from 0 as its keys
-        if {*names} != {*map(str, range(len(names)))}:
-            raise ReadError(f"names has the keys {first_few(names)}; need the numbers from 0 to {len(names) - 1}")
         names = [names[str(number)] for number in range(len(names))]
     if not isinstance(names, list):
         raise ReadError(f"names is {names!r:.60}; need a list")
