@@ -57,8 +57,6 @@ def _draw(text: str, canvas: Pixels) -> None:
         raise ReadError(f"run lengths {text!r:.60}; need pairs of start and length")
     ends = [0, *map(sum, zip(starts, lengths, strict=True))]  # with the first pixel behind each run
     if ends[-1] > canvas.size + 1 or any(start < max(1, end) for start, end in zip(starts, ends, strict=False)):
-        need = (
-            f"need runs that follow each other within the {canvas.size} pixels of the image, counted from its first one"
-        )
+        need = f"need runs that follow each other, counted from the first of {canvas.size} pixels"
         raise ReadError(f"run lengths {text!r:.60}; {need}; objects that overlap need a row each")
     fill_runs(canvas, [start - 1 for start in starts], lengths)

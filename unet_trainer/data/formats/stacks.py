@@ -49,7 +49,7 @@ def read_pages(path: Path) -> Any:
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[tuple[Sequence[Any], int, Callable[[], Any]]]:
     """The dtype of each page, the number of all pixels, and what reads them."""
-    with naming(path), contextlib.ExitStack() as stack:
+    with naming(path):
         if path.suffix.lower() == ".npy":  # of channels that were joined
             array = image_decoding.decode_array(read_bytes(path))
             yield [array.dtype] * len(array), 0, lambda: array
@@ -58,9 +58,8 @@ def _open(path: Path) -> Iterator[tuple[Sequence[Any], int, Callable[[], Any]]]:
                 import nibabel
             except ImportError:
                 raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
-            logging.getLogger("nibabel.global").setLevel(
-                logging.CRITICAL
-            )  # it logs what it raises, and what it repairs
+            # It logs what it raises, and what it repairs.
+            logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)
             with read_errors():
                 file: Any = nibabel.load(path)
                 shape, dtype = (*file.shape, *[1] * (3 - len(file.shape))), file.get_data_dtype()
@@ -69,11 +68,10 @@ def _open(path: Path) -> Iterator[tuple[Sequence[Any], int, Callable[[], Any]]]:
                     raise ReadError(f"a NIfTI volume of {dtype} of shape {file.shape}; {need}")
                 yield [dtype] * shape[2], math.prod(shape), lambda: _slices(np.asanyarray(file.dataobj).reshape(shape))
         else:
-            pages = [
-                page for page in stack.enter_context(open_pages(path)).pages if not getattr(page, "is_reduced", False)
-            ]
-            num_pixels = sum(page.size for page in pages) // COLOUR_CHANNELS
-            yield [page.dtype for page in pages], num_pixels, lambda: [page.asarray() for page in pages]
+            with open_pages(path) as tiff:
+                pages = [page for page in tiff.pages if not getattr(page, "is_reduced", False)]  # no smaller copies
+                num_pixels = sum(page.size for page in pages) // COLOUR_CHANNELS
+                yield [page.dtype for page in pages], num_pixels, lambda: [page.asarray() for page in pages]
 
 
 def _slices(volume: Pixels) -> Pixels:
