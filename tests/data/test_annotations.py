@@ -16,7 +16,7 @@ from unet_trainer.data import annotations, find
 from unet_trainer.data.formats import coco as coco_format
 from unet_trainer.data.formats import labelme as labelme_format
 from unet_trainer.data.formats import rle_table, shapes, yolo
-from unet_trainer.data.formats.shapes import draw_line, fill_polygon
+from unet_trainer.data.formats.shapes import Canvas, draw_line, fill_polygon
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import read_mask
@@ -149,9 +149,8 @@ def test_a_shape_becomes_its_pixels(folder, name, content, mask, notice):
 
 
 def on_image(draw, points, height, width, *more):
-    image = np.zeros((height, width), bool)
-    draw(image, points, *more)
-    return image
+    draw(canvas := Canvas(height, width), points, *more)
+    return canvas.pixels
 
 
 def inside_by_definition(points, height, width):

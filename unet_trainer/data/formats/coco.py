@@ -9,11 +9,10 @@ from typing import Any
 from unet_trainer.config.schema import Config
 from unet_trainer.data.annotations import inside
 from unet_trainer.data.formats.objects import NO_MASK, SMALLER_ON_TOP, Annotations, Shape, as_name
-from unet_trainer.data.formats.shapes import as_points, fill_counts, fill_polygon
+from unet_trainer.data.formats.shapes import Canvas, as_points, fill_counts, fill_polygon
 from unet_trainer.data.pairs import Pair, first_few
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import ReadError
-from unet_trainer.images.image_decoding import Pixels
 
 PANOPTIC = "it is of COCO panoptic, with masks in PNG files; use instances, or convert these to class ids"
 
@@ -58,14 +57,14 @@ def _new(key: Any, known: Mapping[Any, Any]) -> Any:
     return key
 
 
-def _draw(annotation: Mapping[str, Any], canvas: Pixels) -> None:
+def _draw(annotation: Mapping[str, Any], canvas: Canvas) -> None:
     if not (segmentation := annotation.get("segmentation")):
         raise ReadError(NO_MASK)
     if not isinstance(segmentation, dict):  # one polygon may be without the list around it
         for polygon in segmentation if isinstance(segmentation[0], list) else [segmentation]:
             fill_polygon(canvas, as_points(polygon))
-    elif segmentation["size"] == [*canvas.shape]:
+    elif segmentation["size"] == [*canvas.pixels.shape]:
         fill_counts(canvas, segmentation["counts"])
     else:
-        need = f"need {[*canvas.shape]}, height and width"
+        need = f"need {[*canvas.pixels.shape]}, height and width"
         raise ReadError(f"its run lengths are for the size {segmentation['size']!r:.60}; {need}")

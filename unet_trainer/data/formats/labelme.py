@@ -14,7 +14,7 @@ import numpy as np
 from unet_trainer.config.schema import Config
 from unet_trainer.data.annotations import inside, plain
 from unet_trainer.data.formats.objects import IGNORE_NAME, Annotations, Shape, as_name
-from unet_trainer.data.formats.shapes import as_points, draw_line, fill_polygon
+from unet_trainer.data.formats.shapes import Canvas, as_points, draw_line, fill_polygon
 from unet_trainer.data.pairs import Pair, first_few
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import ReadError
@@ -61,7 +61,7 @@ def _parse(annotations: Annotations, path: Path, content: Mapping[str, Any]) -> 
     annotations.add(path, name, shapes, (content.get("imageHeight"), content.get("imageWidth")))
 
 
-def _draw(shape: Mapping[str, Any], canvas: Pixels) -> None:
+def _draw(shape: Mapping[str, Any], canvas: Canvas) -> None:
     kind, points = shape.get("shape_type") or "polygon", as_points(shape["points"])  # old files have no shape_type
     if kind in POINTS:
         return
@@ -81,17 +81,15 @@ def _draw(shape: Mapping[str, Any], canvas: Pixels) -> None:
         fill_polygon(canvas, np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]]))
     else:
         bitmap, (left, top) = _read_bitmap(shape["mask"], canvas), points[0].astype(int)
-        kept = bitmap[max(0, -top) :, max(0, -left) :]
-        there = canvas[max(0, top) :, max(0, left) :][: len(kept), : kept.shape[1]]
-        there |= kept[: len(there), : there.shape[1]]
+        canvas.add(top, left, bitmap)
 
 
-def _read_bitmap(text: str, canvas: Pixels) -> Pixels:
+def _read_bitmap(text: str, canvas: Canvas) -> Pixels:
     """Of a PNG with one object, not larger than its image: what is not 0 or, with alpha, not transparent."""
     data = base64.b64decode(text, validate=True)
     height, width = picture_size(data) or (math.inf, math.inf)
     bitmap: Any = None
-    if height <= canvas.shape[0] and width <= canvas.shape[1]:
+    if height <= canvas.pixels.shape[0] and width <= canvas.pixels.shape[1]:
         bitmap = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     if bitmap is None:
         raise ReadError("a mask that is no picture, or larger than its image")

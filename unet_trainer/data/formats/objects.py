@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cv2
 import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.data.annotations import AnnotatedFolder, File, annotated_folder, inside
 from unet_trainer.data.converted import Conversion
+from unet_trainer.data.formats.shapes import Canvas
 from unet_trainer.data.names import part_in
 from unet_trainer.data.pairs import Pair, Part, Problem, describe_problems, divided, first_few, path_in
 from unet_trainer.data.place import Place
@@ -31,11 +31,11 @@ FIX = "correct these entries, or their image files, or remove them"
 
 
 class Shape(NamedTuple):
-    """An object of an image: its class, how messages name it, and what sets its pixels in H,W bool."""
+    """An object of an image: its class, how messages name it, and what adds it to a canvas."""
 
     label: str
     name: str
-    draw: Callable[[Pixels], None]  # raises DataError
+    draw: Callable[[Canvas], None]  # raises DataError
     is_crowd: bool = False  # of COCO: below all others
     has_area: bool = True
 
@@ -188,14 +188,12 @@ def _draw_mask(image: AnnotatedImage, classes: Sequence[str], overlap_rule: str)
         raise ReadError(f"{annotated}, and the file {image.file.name} has {width}×{height} pixels{turned}")
     ids = {name: number for number, name in enumerate(classes, start=1)} | {IGNORE_NAME: IGNORED}
     mask, sizes = np.zeros(size, np.uint8), np.full(size, UNCLAIMED, np.int32)
-    canvas, contested, num_empty = np.zeros(size, np.bool_), np.zeros(size, np.bool_), 0
+    canvas, contested, num_empty = Canvas(height, width), np.zeros(size, np.bool_), 0
     for shape in image.shapes:
         with inside(shape.name):
             shape.draw(canvas)
-        left, top, columns, rows = cv2.boundingRect(canvas.view(np.uint8))
-        area = slice(top, top + rows), slice(left, left + columns)
-        pixels, there, size_there = canvas[area].copy(), mask[area], sizes[area]
-        canvas[area] = False
+        area, pixels = canvas.take()
+        there, size_there = mask[area], sizes[area]
         num_pixels, class_id = int(np.count_nonzero(pixels)), ids.get(shape.label, 0)
         num_empty += num_pixels == 0
         contested[area] |= pixels & (there != 0) & (there != class_id) & (class_id != 0)

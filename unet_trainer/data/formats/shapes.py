@@ -1,5 +1,5 @@
-"""Outlines and run lengths → pixels, exactly: a pixel belongs to a shape if its centre lies inside. Each function sets
-the pixels of its shape in `canvas`, H,W bool, and leaves the others.
+"""Outlines and run lengths → pixels, exactly: a pixel belongs to a shape if its centre lies inside. Each function adds
+its shape to a canvas.
 
 Coordinates are continuous, x to the right and y down; (0, 0) is the outer corner of the first pixel, whose centre is
 (0.5, 0.5). A centre on a right or lower edge of a polygon is inside, on a left or upper edge outside, as with
@@ -22,6 +22,31 @@ MAX_CROSSINGS = 2**25  # rows that the edges of one polygon cross, all together:
 ROUND = 1.00001  # makes a polygon of a point each half degree as large as its circle, and centres on it belong to it
 
 
+class Canvas:
+    """The pixels of the object that is being drawn, H,W bool, and the corners of its parts, for the box around them."""
+
+    def __init__(self, height: int, width: int) -> None:
+        self.pixels, self.corners = np.zeros((height, width), np.bool_), list[tuple[int, int]]()
+
+    def add(self, top: int, left: int, pixels: Pixels) -> None:
+        """H,W bool, with its upper left pixel at `top` and `left`; what lies beyond the border is cut off."""
+        height, width = self.pixels.shape
+        pixels = pixels[max(0, -top) : max(0, height - top), max(0, -left) : max(0, width - left)]
+        if pixels.size:
+            top, left = max(0, top), max(0, left)
+            bottom, right = top + pixels.shape[0], left + pixels.shape[1]
+            self.pixels[top:bottom, left:right] |= pixels
+            self.corners += [(top, left), (bottom, right)]
+
+    def take(self) -> tuple[tuple[slice, slice], Pixels]:
+        """The box and its pixels; the canvas is empty again."""
+        corners, self.corners = np.array(self.corners or [(0, 0)]), []
+        area = slice(corners[:, 0].min(), corners[:, 0].max()), slice(corners[:, 1].min(), corners[:, 1].max())
+        pixels = self.pixels[area].copy()
+        self.pixels[area] = False
+        return area, pixels
+
+
 def as_points(value: Any) -> Pixels:
     """N,2 float64 from [[x, y], ...] or [x, y, x, y, ...], none of it NaN or so large that nothing can be drawn."""
     points = np.array(value, np.float64)
@@ -33,11 +58,11 @@ def as_points(value: Any) -> Pixels:
     return points[:, :2]
 
 
-def fill_polygon(canvas: Pixels, points: Pixels) -> None:
+def fill_polygon(canvas: Canvas, points: Pixels) -> None:
     """Fill the closed outline through `points`, N,2 float64 x and y; fewer than three have no pixel."""
     if len(points) < 3:
         return
-    height, width = canvas.shape
+    height, width = canvas.pixels.shape
     start, stop = points, np.roll(points, -1, axis=0)
     goes_up = start[:, 1] > stop[:, 1]  # each edge downwards: the edge that two polygons share is the same for both
     (x0, y0), (x1, y1) = np.where(goes_up[:, None], stop, start).T, np.where(goes_up[:, None], start, stop).T
@@ -58,7 +83,7 @@ def fill_polygon(canvas: Pixels, points: Pixels) -> None:
     flips = np.zeros((bottom - top, right - left + 1), np.uint8)
     # A flat index and an operand of the same type: eight times faster.
     np.bitwise_xor.at(flips.reshape(-1), (rows - top) * flips.shape[1] + columns - left, np.uint8(1))
-    canvas[top:bottom, left:right] |= np.bitwise_xor.accumulate(flips[:, :-1], axis=1).astype(np.bool_)
+    canvas.add(top, left, np.bitwise_xor.accumulate(flips[:, :-1], axis=1).astype(np.bool_))
 
 
 def _cells(edges: Any, limit: int) -> Any:
@@ -66,7 +91,7 @@ def _cells(edges: Any, limit: int) -> Any:
     return np.floor(edges + 0.5).clip(0, limit).astype(np.int64)
 
 
-def draw_line(canvas: Pixels, points: Pixels, width: float) -> None:
+def draw_line(canvas: Canvas, points: Pixels, width: float) -> None:
     """Fill what is at most half of `width` away from the line through `points`; a circle is a line to itself."""
     for start, stop in pairwise(points):
         angles = np.linspace(-np.pi / 2, np.pi / 2, 361) + math.atan2(stop[1] - start[1], stop[0] - start[0])
@@ -74,24 +99,24 @@ def draw_line(canvas: Pixels, points: Pixels, width: float) -> None:
         fill_polygon(canvas, np.concatenate([stop + half, start - half]))
 
 
-def fill_runs(canvas: Pixels, starts: Sequence[int], lengths: Sequence[int]) -> None:
+def fill_runs(canvas: Canvas, starts: Sequence[int], lengths: Sequence[int]) -> None:
     """Fill runs of pixels, down the columns, that lie inside of the image; the first pixel is 0."""
     runs = [(start, start + length) for start, length in zip(starts, lengths, strict=True) if length]
     if not runs:
         return
-    height = canvas.shape[0]
+    height = len(canvas.pixels)
     left, right = min(runs)[0] // height, -(-max(stop for _, stop in runs) // height)
     flat = np.zeros((right - left) * height, np.bool_)
     for start, stop in runs:
         flat[start - left * height : stop - left * height] = True
-    canvas[:, left:right] |= flat.reshape(-1, height).T
+    canvas.add(0, left, flat.reshape(-1, height).T)
 
 
-def fill_counts(canvas: Pixels, counts: Any) -> None:
+def fill_counts(canvas: Canvas, counts: Any) -> None:
     """Fill COCO's run lengths, down the columns, by turns outside and inside: a list, or compressed."""
     counts = decompress_counts(counts) if isinstance(counts, str) else counts
-    if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != canvas.size:
-        raise DataError(f"run lengths that are not {canvas.size} pixels together, those of the image")
+    if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != canvas.pixels.size:
+        raise DataError(f"run lengths that are not {canvas.pixels.size} pixels together, those of the image")
     fill_runs(canvas, np.cumsum(counts)[:-1:2].tolist(), counts[1::2])
 
 

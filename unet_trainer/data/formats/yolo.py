@@ -13,11 +13,10 @@ from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.config.schema import Config
 from unet_trainer.data.annotations import inside, path_pieces
 from unet_trainer.data.formats.objects import NO_MASK, SMALLER_ON_TOP, AnnotatedImage, Annotations, Shape, as_name
-from unet_trainer.data.formats.shapes import as_points, fill_polygon
+from unet_trainer.data.formats.shapes import Canvas, as_points, fill_polygon
 from unet_trainer.data.pairs import Pair, Part, path_in
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import ReadError
-from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.system import input_files
 
 NAME_FILES = ("classes.txt", "obj.names", "classes.names", "labels.txt")
@@ -120,10 +119,10 @@ def _parse(data: DataYaml, annotations: Annotations, path: Path, _: None) -> Non
     annotations.add(path, "/".join([*below, name]), shapes)
 
 
-def _draw(words: Sequence[str], canvas: Pixels) -> None:
+def _draw(words: Sequence[str], canvas: Canvas) -> None:
     if len(words) == BOX_NUMBERS:
         raise ReadError(NO_MASK)
     points = as_points(words)
     if points.size and abs(points).max() > FURTHEST:
         raise ReadError(f"{abs(points).max():g} is no share of the image; need numbers from 0 to 1, not pixels")
-    fill_polygon(canvas, (points * canvas.shape[::-1]).round(6))  # 0.7 × 10 is 7, not 6.999…
+    fill_polygon(canvas, (points * canvas.pixels.shape[::-1]).round(6))  # 0.7 × 10 is 7, not 6.999…
