@@ -126,7 +126,9 @@ class Annotations:
             conversions.append(Conversion(path_in(root, image.file).lstrip("/"), [image.source, image.file], make))
         settings, label = [classes, self.overlap_rule], "Drawing masks from annotations:"
         drawn = [*zip(images, self.place.converter.write(self.tool.lower(), settings, conversions, label), strict=True)]
-        bad = tuple(f"{image.where}: {mask.problem}" for image, mask in drawn if mask.problem)
+        wrong = [(image.part == "test", f"{image.where}: {mask.problem}") for image, mask in drawn if mask.problem]
+        self.note("test image", (line for is_test, line in wrong if is_test), "left out")  # stops no training
+        bad = tuple(line for is_test, line in wrong if not is_test)
         problem = Problem("annotations", "annotation", "that cannot be used", bad, FIX)
         if len(bad) == len(drawn):
             raise DataError(describe_problems([problem]))
