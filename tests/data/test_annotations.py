@@ -12,9 +12,11 @@ from helpers.image_bytes import cv2_bytes, exif, pil_bytes
 from helpers.no_files import replace_by
 from helpers.project import ROOT
 from unet_trainer.config.schema import Config
-from unet_trainer.data.annotations import FORMATS, find_annotations
-from unet_trainer.data.formats import objects, shapes, values
-from unet_trainer.data.formats.shapes import draw_line, fill_polygon
+from unet_trainer.data import annotations, find
+from unet_trainer.data.formats import coco as coco_format
+from unet_trainer.data.formats import labelme as labelme_format
+from unet_trainer.data.formats import rle_table, shapes, yolo
+from unet_trainer.data.formats.shapes import Canvas, draw_line, fill_polygon
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import read_mask
@@ -40,10 +42,13 @@ class Folder:
         text = content if isinstance(content, str | bytes) else json.dumps(content)
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
 
+    def config(self, **settings):
+        return Config(data_dir=str(self.path), checkpoint_dir=str(self.checkpoints), **settings)
+
     def find(self, **settings):
-        config = Config(data_dir=str(self.path), checkpoint_dir=str(self.checkpoints), **settings)
-        place = Place.of(config)
-        pairs = find_annotations(place, config)
+        place, pairs = Place.of(self.config(**settings)), None
+        for module in (coco_format, labelme_format, yolo, rle_table, annotations):
+            pairs = module.find(place, self.config(**settings)) if pairs is None else pairs
         return None if pairs is None else place.found(pairs)
 
     def refuses(self, message, **settings):
@@ -143,10 +148,9 @@ def test_a_shape_becomes_its_pixels(folder, name, content, mask, notice):
 # Outlines
 
 
-def on_image(patch, height, width):
-    image = np.zeros((height, width), bool)
-    image[patch.area] = patch.pixels
-    return image
+def on_image(draw, points, height, width, *more):
+    draw(canvas := Canvas(height, width), points, *more)
+    return canvas.pixels
 
 
 def inside_by_definition(points, height, width):
@@ -162,13 +166,13 @@ def inside_by_definition(points, height, width):
 @pytest.mark.parametrize("seed", range(3))
 def test_random_polygons_are_filled_as_the_definition_says(seed):
     points = np.random.default_rng(seed).uniform(-3, 15, (seed + 3, 2))
-    np.testing.assert_array_equal(on_image(fill_polygon(points, 11, 13), 11, 13), inside_by_definition(points, 11, 13))
+    np.testing.assert_array_equal(on_image(fill_polygon, points, 11, 13), inside_by_definition(points, 11, 13))
 
 
 def test_an_endless_outline_is_refused(monkeypatch):
     monkeypatch.setattr(shapes, "MAX_CROSSINGS", 1000)
     with pytest.raises(DataError, match=r"an outline of 300 points that crosses .* rows; need a simpler one"):
-        fill_polygon(np.random.default_rng(1).uniform(-5, 45, (300, 2)), 40, 40)
+        on_image(fill_polygon, np.random.default_rng(1).uniform(-5, 45, (300, 2)), 40, 40)
 
 
 @pytest.mark.parametrize(("points", "width", "rows"), [
@@ -179,9 +183,7 @@ def test_an_endless_outline_is_refused(monkeypatch):
 ])  # fmt: skip
 def test_a_line_has_the_centres_within_half_of_its_width(points, width, rows):
     expected = np.array([[pixel == "#" for pixel in row] for row in rows])
-    np.testing.assert_array_equal(
-        on_image(draw_line(np.array(points), width, *expected.shape), *expected.shape), expected
-    )
+    np.testing.assert_array_equal(on_image(draw_line, np.array(points), *expected.shape, width), expected)
 
 
 # Classes
@@ -370,10 +372,10 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
 
 
 @pytest.mark.parametrize(("name", "content", "reason"), [
-    ("coco.json", coco((1, [["x", 0, 4, 0, 4, 3]])), r"annotation 1: coordinates are \['x', 0, .*; need numbers"),
-    ("coco.json", coco((1, [[0, 0, 4, 0, 4]])), r"annotation 1: 5 numbers, \[0, 0, 4, 0, 4\]; need x and y for each point"),
-    ("coco.json", coco((1, [[0, 0, 4, 0, 4, float("nan")]])), "annotation 1: a coordinate that is no number"),
-    ("coco.json", coco((1, [[0, 0, 4, 0, 1e300, 3]])), "annotation 1: a coordinate that is no number, or beyond 10000000 pixels"),
+    ("coco.json", coco((1, [["x", 0, 4, 0, 4, 3]])), "annotation 1: could not convert string to float: 'x'; was it cut off"),
+    ("coco.json", coco((1, [[0, 0, 4, 0, 4]])), r"annotation 1: coordinates are \[0, 0, 4, 0, 4\]; need x and y of each point"),
+    ("coco.json", coco((1, [[0, 0, 4, 0, 4, float("nan")]])), "annotation 1: coordinates are .*nan.; need x and y of each point, numbers"),
+    ("coco.json", coco((1, [[0, 0, 4, 0, 1e300, 3]])), "annotation 1: coordinates are .*; need .*, numbers up to 10000000"),
     ("coco.json", coco((1, {"counts": [2, 3, 7], "size": [4, 3]})), r"its run lengths are for the size \[4, 3\]; need \[3, 4\]"),
     ("coco.json", coco((1, {"counts": [2, -3, 13], "size": [3, 4]})), "run lengths that are not 12 pixels together"),
     ("coco.json", coco((1, {"counts": [2, 3], "size": [3, 4]})), "run lengths that are not 12 pixels together"),
@@ -382,12 +384,12 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     ("coco.json", coco((1, [FLAT]), (1, [])), "annotation 2: a box without an outline, and a box is no mask; export polygons or masks"),
     ("coco.json", coco((1, [FLAT]), {"image_id": 1, "segmentation": [FLAT]}), "annotation 2: 'category_id' is missing"),
     ("coco.json", coco((1, [FLAT]), (None, [FLAT])), "annotation 2: category_id is None; need one of 1, 2"),
-    ("coco.json", coco(annotations=[None]), "annotation 1: .NoneType. object is not subscriptable; was it cut off"),
+    ("coco.json", coco(annotations=[None]), "annotation 1: argument of type 'NoneType' is not .*; was it cut off"),
     ("coco.json", coco((3, [FLAT]), categories=((3, "cat"), (3, "dog"))), "category 2: id 3 is used twice"),
-    ("coco.json", coco((1, [FLAT]), categories=((1, "a\x00b"),)), r"category 1: name is 'a\\x00b'; need a text of 1 to 100"),
+    ("coco.json", coco((1, [FLAT]), categories=((1, "a\x00b"),)), r"category 1: the name of a class is 'a\\x00b'; need a text of 1 to 100"),
     ("coco.json", coco((1, [FLAT]), images=[{"id": 1, "file_name": "a.png", "width": 10**6, "height": 10**6}]), "annotated at 1000000×1000000"),
-    ("coco.json", coco((1, [FLAT]), images=[{"id": 1, "file_name": "a.png", "width": 4.5, "height": 3}]), "image 1: height is 3 and width 4.5; need whole"),
-    ("coco.json", coco(), "has no object of any class, so that there is nothing to learn"),
+    ("coco.json", coco((1, [FLAT]), images=[{"id": 1, "file_name": "a.png", "width": 4.5, "height": 3}]), "annotated at 4.5×3, and the file a.png has 4×3 pixels"),
+    ("coco.json", coco(), "has objects of 0 classes; need 1 to 253"),
     ("coco.json", coco((1, [FLAT]), names=("b.png",)), "none of their images is in .*b.png.; set image_dir"),
     ("coco.json", '{"images": [', r"Expecting value: line 1.*; was it cut off"),
     ("coco.json", '{"images": ' + "[" * 100_000, "nested too deeply"),
@@ -399,8 +401,8 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     ("rle.csv", "ImageId,EncodedPixels\na.png,1 2\nb.png\nc.png,1 2\n", "line 3 has too few cells, no name of an image, or a quote"),
     ("rle.csv", 'EncodedPixels,ImageId\n1 2,a.png\n1 2,"b.png\n1 2,c.png\n', "line 3 has too few cells, no name of an image, or a quote"),
     ("rle.csv", "ImageId,EncodedPixels\na.png,1 2 3\n", "line 2: run lengths '1 2 3'; need pairs of start and length"),
-    ("rle.csv", "id,annotation\na,2 2 6 2\n", "the run lengths of a column 'annotation' may go along the rows; need them down"),
-    ("data.yaml", "names: {0: cat, 2: dog}", "names has the keys 0, 2; need the numbers from 0 to 1"),
+    ("rle.csv", "id,annotation\na,2 2 6 2\n", "has run lengths that may go along the rows; need them down"),
+    ("data.yaml", "names: {0: cat, 2: dog}", "'1' is missing; was it cut off"),
     ("data.yaml", "names: [[cat]]", "need a text"),
     ("data.yaml", "names: cell", "names is 'cell'; need a list"),
     ("data.yaml", "names: !!python/object/apply:os.system [ls]", "tags are not allowed"),
@@ -414,8 +416,8 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     ("x.json", [{"id": 1, "annotations": [{"id": 1, "result": []}], "data": {}}], "is .*Label Studio's own JSON, .*export COCO.*PNG masks"),
     ("x.json", {"size": {"height": 3, "width": 4}, "tags": [], "objects": []}, "is .*Supervisely's own JSON, .*export COCO.*PNG masks"),
     ("x.xml", "<?xml version='1.0'?><annotations><version>1.1</version>", "is .*CVAT's XML, .*export COCO.*PNG masks"),
-    ("a.json", {"item": {"name": "a.png"}, "annotations": [{"name": "cat"}]}, "is .*JSON of no tool that is read; .* export COCO"),
-    ("a.xml", "<Annotations><Annotation Id='1'/></Annotations>", "is .*XML of no tool that is read; .* export COCO"),
+    ("a.json", {"item": {"name": "a.png"}, "annotations": [{"name": "cat"}]}, "is of no tool that is read, and has the name of an image; .* export COCO"),
+    ("a.xml", "<Annotations><Annotation Id='1'/></Annotations>", "is of no tool that is read, and has the name of an image; .* export COCO"),
 ])  # fmt: skip
 def test_what_is_wrong_or_not_read_is_refused_with_its_place_and_what_to_do(folder, name, content, reason):
     folder.image("a.png")
@@ -427,15 +429,15 @@ def test_what_is_wrong_or_not_read_is_refused_with_its_place_and_what_to_do(fold
 
 def test_a_format_is_added_as_the_page_shows(folder, monkeypatch):
     (example,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs/extending.md").read_text(encoding="utf-8"), re.DOTALL)
-    names = {**vars(objects), **vars(shapes), **vars(values)}
-    exec(example, names)
-    monkeypatch.setitem(FORMATS, "circles", names["find"])
+    exec(example, names := {})
+    monkeypatch.setattr(find, "FORMATS", (names["find"], *find.FORMATS))
     folder.image("a.png")
-    circle = {"image": "a.png", "class": "cat", "x": 1.5, "y": 1.5, "radius": 1}
-    folder.write("circles.json", {"circles": [circle]})
-    assert masks_of(folder.find()) == {"a": ["0100", "1110", "0100"]}
-    folder.write("circles.json", {"circles": [circle, {**circle, "radius": "wide"}]})
-    folder.refuses(r"circles\.json: circle 2: could not convert string to float: 'wide'")
+    folder.write("circles.csv", "image,class,x,y,radius\na.png,cat,1.5,1.5,1\n")
+    found = find.find_dataset(folder.config())
+    assert (masks_of(found), found.class_names) == ({"a": ["0100", "1110", "0100"]}, ("cat",))
+    folder.write("circles.csv", "image,class,x,y,radius\na.png,cat,1,1,1\na.png,cat,1.5,1.5,wide\n")
+    with pytest.raises(DataError, match=r"circles\.csv: line 3: could not convert string to float: 'wide'"):
+        find.find_dataset(folder.config())
 
 
 @pytest.mark.parametrize("kind", ["pipe", "zeros"])

@@ -119,6 +119,10 @@ def test_a_file_is_made_once_and_again_when_it_or_its_source_has_changed(tmp_pat
     assert write(tmp_path, names, settings=["other"])[1] == sorted(names)
     (tmp_path / "source").write_text("changed")
     assert write(tmp_path, names)[1] == sorted(names)
+    index = first[0].path.parents[1] / "index.json"
+    for damage in ('{"cut', '{"x": 3}', "[" * 10**5, index.read_text().replace("6", "[]")):
+        index.write_text(damage)
+        assert write(tmp_path, names)[1] == sorted(names)
 
 
 def test_a_missing_source_and_a_folder_that_cannot_be_written_are_told(tmp_path):

@@ -241,7 +241,7 @@ def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
 def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, tmp_path, report):
     photos(tmp_path / "data", "train")
     write_csv(tmp_path / "data/train.csv", ("ImageId", "EncodedPixels"), ("s00", "1 2"), ("s01", cell))
-    reason = r"train\.csv, image 's01': line 3: run lengths (beyond|.*; need pairs|.*; need them from)"
+    reason = r"train\.csv, image 's01': line 3: run lengths .*; need (pairs|runs that follow each other)"
     assert re.search(reason, report().blocking_message)
 
 

@@ -1,133 +1,221 @@
-"""Annotations instead of masks: finds the files of labelling tools in a folder, and draws them as masks of class ids,
-once. 0 is the background, 1 the first class. A format that is not read is named for what it is, with what to do."""
+"""The files of labelling tools in a place, read once: which tool wrote each, and which image it means. What is in them
+is anyone's: a wrong value is named with its file and entry, and a file of another tool with what to do."""
 
+import contextlib
+import csv
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import cv2
+
+from unet_trainer.config.safe_yaml import YamlError
 from unet_trainer.config.schema import Config
-from unet_trainer.data.csv_tables import read_header
-from unet_trainer.data.formats import coco, labelme, rle_table, yolo
-from unet_trainer.data.formats.objects import AnnotatedFolder, Annotations, File, draw_masks
-from unet_trainer.data.formats.values import MAX_FILE_BYTES, NUM_LOOKED_AT, has_keys, inside
+from unet_trainer.data.csv_tables import MAX_HEADER, read_header
 from unet_trainer.data.listing import Listing, describe_results, list_files, walk
-from unet_trainer.data.pairs import Pair
+from unet_trainer.data.names import part_in
+from unet_trainer.data.pairs import Pair, Part, composed, first_few, path_in
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, describe_file
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
-from unet_trainer.system.console import counted
+from unet_trainer.system.console import counted, first_line
 
-# Name → what reads the annotations of a place, None if there are none of this format; raises DataError.
-FORMATS = {"COCO": coco.find, "LabelMe": labelme.find, "YOLO": yolo.find, "run lengths": rle_table.find}
-EXTENSIONS = frozenset([".json", ".xml", ".txt", ".csv", ".jsonl"])
+File = tuple[Path, Any]  # and its content, of JSON
+
+ENDINGS = (".json", ".xml", ".txt", ".csv", ".jsonl")
+MAX_FILE_BYTES = 2**30
+MAX_REASON = 100  # characters of what Python says of a wrong value
+NUM_LOOKED_AT = 20  # files of one extension
+# What a value of a wrong type, or one that is missing, raises where it is used.
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, cv2.error, csv.Error)
+JSON_KEYS = {"COCO": {"images", "annotations", "categories"}, "LabelMe": {"shapes", "imagePath"}}
 # COCO's own files beside instances_
 COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stuff_")
+YOLO_LINE = re.compile(r"\s*[0-9]{1,4}([ \t]+[-+.e0-9]+){4}\s", re.IGNORECASE)  # class, and four numbers or more
+# Of tables of run lengths, role → names of columns, in lower case without separators, the likeliest first.
+IMAGE = ("imageid", "image", "imagename", "filename", "imagefile", "file", "img", "imgid", "id")
+LABEL = ("classid", "class", "classname", "categoryid", "category", "label", "defecttype")
+RUNS = ("encodedpixels", "rle", "rlemask", "maskrle", "encoding", "rleencoding", "encodedrle")
+JOINED = tuple(image + label for image in IMAGE for label in LABEL)  # ImageId_ClassId: a.jpg_1
+COLUMNS = {"image": IMAGE, "runs": RUNS, "label": LABEL, "joined": JOINED}
 
-EXPORT = "export COCO, with polygons or masks"
+OTHER_TOOL = "which is not read; export COCO, with polygons or masks, or PNG masks"
 PAIRS = "set split_file to a CSV with the columns image and mask, or give the pairs from Python (train_data=)"
-HUGGING_FACE = f"is a table of Hugging Face, which is not read; {PAIRS}"
-OTHER_TOOL = f"which is not read; {EXPORT}, or PNG masks"
-VGG = f"is a project of the VGG Image Annotator, {OTHER_TOOL}"
-# What a JSON document is, and what to do → keys of it, or of the first one in a list or dict of it. The first counts.
-OTHER_JSON = {
-    "is COCO panoptic, whose masks are in its PNG files; use instances, or convert these to class ids": "segments_info",
-    f"is Supervisely's own JSON, {OTHER_TOOL}": "objects size|title shape",
-    VGG: "_via_img_metadata|filename regions",
-    "is COCO without categories (captions?), its classes are not known; use the instances file": "annotations images",
-    f"is Label Studio's own JSON, {OTHER_TOOL}": "data annotations|annotator annotation_id",
+# Words in a file of JSON or XML → what it is, and what to do. The first counts.
+OTHERS = {
+    '"objects" "size"': f"is Supervisely's own JSON, {OTHER_TOOL}",
+    '"_via_img_metadata"': (vgg := f"is a project of the VGG Image Annotator, {OTHER_TOOL}"),
+    '"filename" "regions"': vgg,
+    '"caption"': "is COCO without categories (captions?), whose classes are not known; use instances",
+    '"annotations" "data"': (label_studio := f"is Label Studio's own JSON, {OTHER_TOOL}"),
+    '"annotator" "annotation_id"': label_studio,
+    "<annotations": f"is CVAT's XML, {OTHER_TOOL} (CVAT exports COCO 1.0 and VOC masks)",
+    "<annotation": "is Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if any",
 }
-CVAT = f"is CVAT's XML, {OTHER_TOOL} (CVAT exports COCO 1.0 and VOC masks)"
-VOC = "is Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if any"
+HUGGING_FACE = f"is a table of Hugging Face, which is not read; {PAIRS}"
+OTHER_RUNS = re.compile(r".*\b(annotation|segmentation)\b.*\n.*\b[0-9]+ [0-9]+\b", re.I)  # a column, and a row
+ALONG_ROWS = "has run lengths that may go along the rows; need them down the columns, in a column EncodedPixels"
+UNKNOWN = "is of no tool that is read, and has the name of an image; if it annotates it, export COCO; else add masks"
 
 
 class UnknownAnnotations(DataError):
     """There are annotations, none of them of a format that is read."""
 
 
-def find_annotations(place: Place, config: Config) -> list[Pair] | None:
-    """The pairs of images and drawn masks; None without annotations in data_dir or mask_dir. Raises DataError."""
-    data_dir, listing = place.data_dir, place.listing
-    folder, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
-    texts = [folder] if folder.is_file() else sorted(walk(folder, listing=listing, endings=(*EXTENSIONS,)))
-    if not texts or not image_root.is_dir():
-        return None
-    images = list_files(image_root, listing=listing)
-    results, polygons = [path for path in images if is_result(path)], [path for path in texts if is_result(path)]
-    results += polygons if len(polygons) < len(texts) else []  # else training is meant to use them
-    left_out = {*results}
-    images = [path for path in images if path not in left_out]
-    has_instances = any(path.name.startswith("instances_") for path in texts)
-    skipped = (*(COCO_TASKS if has_instances else ()), "sample_submission")  # an example of an answer, of Kaggle
-    contents: list[File] = []
-    broken = ""
-    for path in (path for path in texts if path not in left_out and not path.name.startswith(skipped)):
-        try:
-            with inside(path):
-                contents.append((path, _read(path)))
-        except DataError as error:
-            broken = broken or str(error)
-    folder_place = AnnotatedFolder(data_dir, image_root, images, contents, config.class_names or ())
-    tools: dict[str, Annotations | DataError] = {}
-    for name, find in FORMATS.items():
-        try:
-            if (annotations := find(folder_place)) is not None:
-                tools[name] = annotations
-        except DataError as error:  # raised below, if there is only this format
-            tools[name] = error
-    if len(tools) > 1:
-        several = f"annotations of {' and '.join(tools)} in {data_dir}"
-        raise DataError(f"mask_dir: {several}; set mask_dir to the folder or file of one")
-    for path, content in () if tools else contents:
-        if description := _describe(path, content, folder_place):
-            raise UnknownAnnotations(f"{path} {description}")
-    if broken:
-        raise DataError(broken) if tools else UnknownAnnotations(broken)
-    for result in tools.values():
-        if isinstance(result, DataError):
-            raise result
-        pairs = place.take(draw_masks(folder_place, result, place.converter))
-        place.notices += [describe_results(results)] if results else []
-        return pairs
+@contextlib.contextmanager
+def inside(name: object) -> Iterator[None]:
+    """Name the file or the entry in an error, which becomes a DataError of one sentence."""
+    try:
+        yield
+    except (DataError, YamlError) as error:
+        raise DataError(f"{name}: {error}") from None
+    except OSError as error:
+        raise DataError(f"{name} cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{name}: it is not UTF-8 text, as some programs save it; save it as UTF-8") from None
+    except MALFORMED as error:
+        reason = first_line(error)[:MAX_REASON] + " is missing" * isinstance(error, KeyError)
+        fix = "was it cut off, or edited by hand? Correct it, or export it again"
+        raise DataError(f"{name}: {reason}; {fix}") from None
+
+
+class AnnotatedFolder:
+    """The images of a place, and the files that annotate them, by the tool that wrote them."""
+
+    def __init__(self, place: Place, config: Config) -> None:
+        self.data_dir, listing = place.data_dir, place.listing
+        self.root, folder = (place.data_dir / (name or "") for name in (config.image_dir, config.mask_dir))
+        texts = [folder] if folder.is_file() else sorted(walk(folder, listing=listing, endings=ENDINGS))
+        images = list_files(self.root, listing=listing) if texts else []
+        results, polygons = ([*filter(is_result, files)] for files in (images, texts))
+        results += polygons if len(polygons) < len(texts) else []  # else training is meant to use them
+        self.notices = [describe_results(results)] if results else []
+        has_instances = any(path.name.startswith("instances_") for path in texts)
+        skipped = (*(COCO_TASKS if has_instances else ()), "sample_submission")  # an example of an answer, of Kaggle
+        left_out = {*results, *(path for path in texts if path.name.startswith(skipped))}
+        self.images, self.texts = ([path for path in files if path not in left_out] for files in (images, texts))
+        self.folders = {path.parent for path in self.images}
+        self.by_end: dict[str, list[Path]] = defaultdict(list)  # the ends of its path, with and without extension
+        for path in self.images:
+            *folders, name = plain(path_in(self.root, path)).split("/")
+            for last, start in product({name, plain(path.stem)}, range(len(folders) + 1)):
+                self.by_end["/".join([*folders[start:], last])].append(path)
+        self.tools: dict[str, list[File]] = defaultdict(list)
+        self.broken = ""  # the first file that cannot be read, and why
+        for path in self.texts:
+            try:
+                with inside(path):
+                    tool, content = self._read(path)
+                    self.tools[tool].append((path, content))
+            except DataError as error:
+                self.broken = self.broken or str(error)
+        if not any(line for _, line in self.tools["YOLO"]):
+            del self.tools["YOLO"]
+        self.tools.pop("", None)
+
+    def _read(self, path: Path) -> tuple[str, Any]:
+        """The tool, "" if it is none that is read, and the content of JSON."""
+        kind = path.suffix.lower()
+        if kind == ".txt" and plain(path.stem) in self.by_end:
+            with input_files.open_file(path) as file:
+                return "YOLO", YOLO_LINE.match(f"{file.read(2**10).decode('utf-8-sig', 'ignore')}\n")
+        if kind == ".csv" and find_columns(read_header(path)):
+            return "run lengths", None
+        content = input_files.read_json(path, MAX_FILE_BYTES) if kind == ".json" else None
+        for tool, keys in JSON_KEYS.items():
+            if isinstance(content, dict) and keys <= content.keys():
+                content.pop("imageData", None)  # LabelMe's picture, megabytes of text
+                return tool, content
+        return "", None
+
+    def files_of(self, tool: str) -> list[File]:
+        """Raises DataError where there are annotations of other tools too, or broken ones."""
+        if tool in self.tools and len(self.tools) > 1:
+            several = f"annotations of {' and '.join(sorted(self.tools))} in {self.data_dir}"
+            raise DataError(f"mask_dir: {several}; set mask_dir to the folder or file of one")
+        if tool in self.tools and self.broken:
+            raise DataError(self.broken)
+        return self.tools.get(tool, [])
+
+    def find_image(self, name: str, near: Path, part: Part | None) -> Path | None:
+        """The file whose path ends as much as possible as the name, one below `near` rather than another. Where images
+        lie in several folders the last folder counts: p2/1.png is not p1/1.png. One of another part is none: val/1.png
+        is not the 1.png of train. Raises DataError if several are possible."""
+        pieces = path_pieces(plain(name))
+        part, files = part_in(pieces[:-1]) or part, list[Path]()
+        for start in range(len(pieces) - (len(pieces) > 1 and len(self.folders) > 1)):
+            there = self.by_end.get("/".join(pieces[start:]), ())
+            files = files or [path for path in there if not part or self.part_of(path) in (None, part)]
+        files = [path for path in files if path.is_relative_to(near)] or files
+        if len(files) > 1:
+            paths = first_few(path_in(self.root, path) for path in files)
+            raise DataError(f"image_dir: {name} could be {paths}; set image_dir to the folder that is meant")
+        return files[0] if files else None
+
+    def part_of(self, path: Path) -> Part | None:
+        """train, val or test by the folders above an image."""
+        return part_in(path_in(self.root, path).split("/")[:-1])
+
+
+def annotated_folder(place: Place, config: Config) -> AnnotatedFolder:
+    """Read when the first format asks for it."""
+    if "annotations" not in place.shared:
+        place.shared["annotations"] = AnnotatedFolder(place, config)
+    return place.shared["annotations"]
+
+
+def find(place: Place, config: Config) -> list[Pair] | None:
+    """Finds no pairs: the last to be asked, it names annotations that no format before it could read."""
+    folder = annotated_folder(place, config)
+    for path in folder.texts:
+        names_image = path.suffix.lower() in (".json", ".xml") and plain(path.stem) in folder.by_end
+        with contextlib.suppress(OSError):  # it is the broken one, or no annotation
+            if what := _describe(path) or (UNKNOWN if names_image and not folder.broken else ""):
+                raise UnknownAnnotations(f"{path} {what}")
+    if folder.broken:
+        raise UnknownAnnotations(folder.broken)
     return None
 
 
-def _read(path: Path) -> Any:
-    """The document of JSON, the header of a table, or the start of XML."""
-    suffix = path.suffix.lower()
-    if suffix == ".json":
-        content = input_files.read_json(path, MAX_FILE_BYTES)
-        if isinstance(content, dict):
-            content.pop("imageData", None)  # LabelMe's picture, megabytes of text
-        return content
-    if suffix == ".xml":
-        with input_files.open_file(path) as file:
-            return file.read(2**12).decode("utf-8", "replace")
-    return read_header(path) if suffix == ".csv" else None
-
-
-def _describe(path: Path, content: Any, place: AnnotatedFolder) -> str:
-    """What a file of another tool is, and what to do; "" if it is no annotation."""
-    suffix, what = path.suffix.lower(), ""
+def _describe(path: Path) -> str:
+    """What a file of another tool is, and what to do; "" if it is no annotation. Raises OSError."""
+    kind = path.suffix.lower()
     if path.name in ("metadata.csv", "metadata.jsonl"):
         return HUGGING_FACE
-    if suffix == ".json":
-        what = next((what for what, keys in OTHER_JSON.items() if has_keys(content, keys)), "")
-    elif suffix == ".xml" and (root := re.search(r"<(annotations?)\b", content)):
-        what = CVAT if root[1] == "annotations" else VOC
-    if not what and suffix in (".json", ".xml") and place.knows(path.stem):
-        what = f"has the name of an image, and is {suffix[1:].upper()} of no tool that is read"
-        what = f"{what}; if it is the annotation, {EXPORT}; else add masks"
-    return what
+    text = "" if kind in (".txt", ".jsonl") else input_files.read_text(path, MAX_FILE_BYTES, errors="replace")
+    if kind == ".csv":
+        return ALONG_ROWS if OTHER_RUNS.match(text[:MAX_HEADER]) else ""
+    return next((what for words, what in OTHERS.items() if all(word in text for word in words.split())), "")
+
+
+def find_columns(header: Sequence[str]) -> dict[str, str]:
+    """Role → name of the column, of a table of run lengths; of another table, none."""
+    columns = {re.sub(r"[\W_]", "", cell): cell for cell in reversed(header)}
+    roles = {role: next((columns[name] for name in names if name in columns), "") for role, names in COLUMNS.items()}
+    found = {role: name for role, name in roles.items() if name}
+    return found if "runs" in found and not {"image", "joined"}.isdisjoint(found) else {}
+
+
+def path_pieces(name: str) -> list[str]:
+    """Folders and name, whatever system wrote them; none leads out of a folder."""
+    return [piece for piece in re.split(r"[/\\]", name.strip()) if piece not in ("", ".", "..")]
+
+
+def plain(name: str) -> str:
+    """Equal for names that differ in case or in the form of accents only: a name may come from another system."""
+    return composed(name).casefold()
 
 
 def describe_other_files(folder: Path, listing: Listing | None = None) -> list[str]:
     """What the files are that could hold images and are not read, a line for each of the most frequent kinds."""
     by_extension: dict[str, list[Path]] = defaultdict(list)
     for path in walk(folder, listing=listing):
-        if path.suffix.lower() not in IMAGE_EXTENSIONS | EXTENSIONS:
+        if path.suffix.lower() not in (*IMAGE_EXTENSIONS, *ENDINGS):
             by_extension[path.suffix.lower()].append(path)
     lines = []
     for paths in sorted(by_extension.values(), key=len, reverse=True):

@@ -1,11 +1,10 @@
-"""Masks and images that are no plain files (polygons, one file an object or class, pages of a stack, blocks of a large
-image, the arrays of a Python caller) as plain ones: written once, under checkpoint_dir/.converted, and again when a
-source has changed. Everything after this sees files only; messages name the files that they come from."""
+"""Images and masks that are no plain files (polygons, a file an object or class, pages of a stack, blocks of a large
+image) as plain ones: written once, under checkpoint_dir/.converted, and again when a source has changed. Everything
+after this sees files only; messages name the files that they come from."""
 
 import contextlib
 import hashlib
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,15 +17,12 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console
-from unet_trainer.system.json_cache import read_cache, write_cache
+from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 from unet_trainer.system.resources import count_cores
 
-FORMAT, INDEX = 1, "index.json"
+FORMAT, INDEX = 2, "index.json"
+Index = dict[str, tuple[str, dict[str, int]]]  # name of a file → digest of its sources, and its facts
 FEW = 8  # files for which another child process does not pay
-FOREGROUND = 255
-SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
-NUM_LOOKED_AT = 3  # masks of each class
-TIFF = (".tif", ".tiff")
 
 
 class Conversion(NamedTuple):
@@ -58,29 +54,36 @@ class Converter:
     def write(self, kind: str, settings: Any, conversions: Sequence[Conversion], label: str) -> list[Converted]:
         """The outcome of each; raises DataError for a source that is missing. `settings`: what the files depend on
         besides their sources, e.g. the names of the classes."""
-        key = json.dumps([FORMAT, str(self.data_dir.resolve()), kind, settings], default=str)
         # split.csv names these files: absolute, because its paths are relative to data_dir.
-        name = f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        name = f"{kind}-{_digest([FORMAT, str(self.data_dir.resolve()), settings])[:12]}"
         folder = self.checkpoint_dir.absolute() / ".converted" / name
-        files = read_cache(folder / INDEX).get("files")
-        known = files if isinstance(files, dict) else {}  # name → stamps of the sources, and facts
-        stamps = [[[str(source), file_stamp(source)] for source in conversion.sources] for conversion in conversions]
-        if gone := next((source for sources in stamps for source, stamp in sources if stamp is None), None):
-            raise DataError(f"{gone}: No such file or directory")
+        index: Index = {}
+        with contextlib.suppress(ValueError):
+            index = from_plain(Index, read_cache(folder / INDEX))
+        names = [ascii(conversion.name) for conversion in conversions]  # JSON takes no broken UTF-8
         made = [Converted(folder / f"{conversion.name}{conversion.extension}", {}) for conversion in conversions]
-        waiting: list[int] = []
-        for number, conversion in enumerate(conversions):
-            match known.get(conversion.name):
-                case [stored, dict(facts)] if stored == stamps[number] and made[number].path.is_file():
-                    made[number] = made[number]._replace(facts=facts)
-                case _:
-                    waiting.append(number)
+        sources = [_digest_files(conversion.sources) for conversion in conversions]
+        waiting = []
+        for number, (path, *_) in enumerate(made):
+            digest, facts = index.get(names[number], ("", {}))
+            if digest == sources[number] and path.is_file():
+                made[number] = Converted(path, facts)
+            else:
+                waiting.append(number)
 
         def convert(number: int, _: ReadStderr) -> Converted:
+            path = made[number].path
             try:
-                return made[number]._replace(facts=_make_file(conversions[number], made[number].path))
+                pixels, facts = conversions[number].make()
+                data = pixels if isinstance(pixels, bytes) else image_decoding.encode_image(pixels, path.suffix)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes_atomically(path, data)
+                return Converted(path, facts)
             except DataError as error:
-                return made[number]._replace(problem=str(error))
+                return Converted(path, {}, str(error))
+            except OSError as error:
+                where = "converted masks are kept under checkpoint_dir"
+                return Converted(path, {}, f"{path} cannot be written ({error.strerror}); {where}")
 
         bar = (self.console or Console(io.StringIO())).bar(label, len(waiting), keep=False)  # silent without one
         outcomes = forked_map(convert, waiting, self.num_processes or min(count_cores(), 1 + len(waiting) // FEW))
@@ -90,33 +93,30 @@ class Converter:
                     if isinstance(outcome, Crash):
                         outcome = made[number]._replace(problem=f"reading it crashed ({outcome.reason})")
                     if not outcome.problem:
-                        known[conversions[number].name] = [stamps[number], outcome.facts]
+                        index[names[number]] = sources[number], dict(outcome.facts)
                     made[number] = outcome
                     shown.tick()
         finally:
             if waiting:
-                write_cache(folder / INDEX, {"files": known})
+                write_cache(folder / INDEX, index)
         return made
 
-    def write_pairs(
-        self, kind: str, settings: Any, wanted: list[tuple[Pair, Conversion, Conversion]], label: str
-    ) -> list[Pair]:
+    def write_pairs(self, kind: str, wanted: Sequence[tuple[Pair, Conversion, Conversion]], label: str) -> list[Pair]:
         """The pairs with the files that are made for image and mask. Raises DataError for bad sources."""
-        files = self.write(kind, settings, [conversion for _, *sides in wanted for conversion in sides], label)
+        files = self.write(kind, None, [conversion for _, *sides in wanted for conversion in sides], label)
         if problem := next((file.problem for file in files if file.problem), ""):
             raise DataError(problem)
         made = zip(wanted, files[::2], files[1::2], strict=True)
         return [replace(pair, image=image.path, mask=mask.path) for (pair, *_), image, mask in made]
 
 
-def _make_file(conversion: Conversion, path: Path) -> Mapping[str, int]:
-    """Writes it; raises DataError."""
-    pixels, facts = conversion.make()
-    data = pixels if isinstance(pixels, bytes) else image_decoding.encode_image(pixels, path.suffix)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes_atomically(path, data)
-    except OSError as error:
-        where = "converted masks are kept under checkpoint_dir"
-        raise DataError(f"{path} cannot be written ({error.strerror}); {where}") from None
-    return facts
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
+
+
+def _digest_files(paths: Sequence[Path]) -> str:
+    """Another one where a file has changed; raises DataError where one is missing."""
+    stamps = {str(path): file_stamp(path) for path in paths}
+    if gone := next((name for name, stamp in stamps.items() if stamp is None), None):
+        raise DataError(f"{gone}: No such file or directory")
+    return _digest(stamps)

@@ -4,11 +4,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from unet_trainer.config.schema import Config, is_demo_dir
-from unet_trainer.data import shards
-from unet_trainer.data.annotations import UnknownAnnotations, describe_other_files, find_annotations
-from unet_trainer.data.formats import folders, table
-from unet_trainer.data.formats.demo import ensure_demo
+from unet_trainer.config.schema import Config
+from unet_trainer.data import annotations, shards
+from unet_trainer.data.annotations import UnknownAnnotations, describe_other_files
+from unet_trainer.data.formats import coco, demo, folders, labelme, rle_table, table, yolo
 from unet_trainer.data.pairs import FoundPairs, Pair, Question
 from unet_trainer.data.place import Place
 from unet_trainer.data.splits import add_groups
@@ -16,15 +15,16 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import Console
 
 Find = Callable[[Place, Config], list[Pair] | None]
-FORMATS: tuple[Find, ...] = (shards.find, table.find, folders.find, find_annotations)
+FORMATS: tuple[Find, ...] = (
+    demo.find, shards.find, table.find, folders.find,
+    coco.find, labelme.find, yolo.find, rle_table.find, annotations.find,
+)  # fmt: skip
 
 
 def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     """The pairs of data_dir, by the first format that finds any; the demo is made where it is missing. Raises
     DataError."""
     place = Place.of(config, console)
-    if is_demo_dir(place.data_dir) and ensure_demo(place.data_dir) and console is not None:
-        console.say(f"Made the demo dataset in {place.data_dir}")
     refusal: DataError | None = None
     for find in FORMATS:
         attempt = place.fresh()

@@ -4,6 +4,7 @@ say besides its pairs is kept here."""
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from unet_trainer.config.schema import Config
 from unet_trainer.data.converted import Converter
@@ -20,6 +21,7 @@ class Place:
     checkpoint_dir: Path
     console: Console | None = None
     listing: Listing = field(default_factory=Listing)
+    shared: dict[str, Any] = field(default_factory=dict)  # what one format reads for others
     rule: str = ""  # how the pairs were found
     problems: list[Problem] = field(default_factory=list)  # why they cannot be trained on
     notices: list[str] = field(default_factory=list)  # what the user should know
@@ -39,7 +41,7 @@ class Place:
 
     def fresh(self) -> "Place":
         """The same place, of which nothing has been said."""
-        return Place(self.data_dir, self.checkpoint_dir, self.console, self.listing)
+        return Place(self.data_dir, self.checkpoint_dir, self.console, self.listing, self.shared)
 
     def take(self, found: FoundPairs) -> list[Pair]:
         """The pairs; what else was found is kept."""

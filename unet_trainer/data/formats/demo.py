@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.data.place import Place
 from unet_trainer.images.image_decoding import Pixels, write_image
 from unet_trainer.system.locks import draft_folder
 from unet_trainer.system.os_errors import cannot
@@ -19,6 +21,12 @@ SEED = 2018
 Floats = NDArray[np.float32]
 
 
+def find(place: Place, config: Config) -> None:
+    """Writes the demo where data_dir names it and it is missing; its pairs are found as those of any folder."""
+    if is_demo_dir(place.data_dir) and ensure_demo(place.data_dir) and place.console is not None:
+        place.console.say(f"Made the demo dataset in {place.data_dir}")
+
+
 def ensure_demo(folder: Path) -> bool:
     """Writes the demo dataset unless the folder exists; returns whether it was written. Never leaves an incomplete
     folder, and removes what a process that was killed left of one. Raises UserError."""
@@ -26,10 +34,10 @@ def ensure_demo(folder: Path) -> bool:
         if folder.exists():
             return False
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with draft_folder(folder.parent, DRAFT) as place:
-            write_demo(draft := place / folder.name, NUM_IMAGES)
+        with draft_folder(folder.parent, DRAFT) as drafts:
+            write_demo(drafts / folder.name, NUM_IMAGES)
             try:
-                draft.rename(folder)  # fails if another process has just filled that folder
+                (drafts / folder.name).rename(folder)  # fails if another process has just filled that folder
             except OSError:
                 if not folder.exists():
                     raise

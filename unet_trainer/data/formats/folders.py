@@ -13,11 +13,10 @@ from unet_trainer.config.schema import Config
 from unet_trainer.data import converted
 from unet_trainer.data import names as file_names
 from unet_trainer.data import pairs as pairing
-from unet_trainer.data.annotations import describe_other_files
+from unet_trainer.data.annotations import describe_other_files, inside
 from unet_trainer.data.formats import layouts, merged, stacks
 from unet_trainer.data.formats.layouts import Group, Layout
 from unet_trainer.data.formats.table import describe_unread_tables
-from unet_trainer.data.formats.values import inside
 from unet_trainer.data.listing import Listing, describe_results, refuse_missing, walk
 from unet_trainer.data.names import CHANNEL, PARTS, File, Match, Rule, best_match, split_by_endings
 from unet_trainer.data.pairs import FoundPairs, Pair, Part, Problem, Question, composed, first_few, path_in

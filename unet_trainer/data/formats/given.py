@@ -28,29 +28,28 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
     """Reads every pair once, in order, and returns the folder that holds them as .npy files, named by the digest of
     what was written. Where an earlier call wrote the same, damaged files are replaced. `parts`: train and val; without
     val the run splits. Raises UserError."""
-    for part, pairs in parts.items():
-        if pairs is not None and not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
+    given = {part: pairs for part, pairs in parts.items() if pairs is not None}
+    for part, pairs in given.items():
+        if not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
             need = "a list, or an object with a length that gives (image, mask) for an index"
             raise UserError(f"{part}_data: got {type(pairs).__name__}; need {need}")
-        if pairs is not None and len(pairs) == 0:
+        if len(pairs) == 0:
             raise UserError(f"{part}_data: it is empty; need (image, mask) pairs")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with draft_folder(folder, ".draft-") as drafts:
-            draft = drafts / "data"
-            for part, pairs in parts.items():
-                place = draft / part if parts.get("val") is not None else draft
-                for index in range(len(pairs) if pairs is not None else 0):
+            for part, pairs in given.items():
+                for index in range(len(pairs)):
                     for kind, array in _read_arrays(part, pairs, index).items():
-                        path = place / kind / f"{index:06d}.npy"
+                        path = drafts / "data" / (part if "val" in given else "") / kind / f"{index:06d}.npy"
                         path.parent.mkdir(parents=True, exist_ok=True)
                         np.save(path, array, allow_pickle=False)
-            digests = _digests_in(draft)
+            digests = _digests_in(drafts / "data")
             made = folder / hashlib.sha256(repr(digests).encode()).hexdigest()[:16]
             try:
                 if made.is_dir() and _digests_in(made) != digests:  # damaged since it was written
                     made.rename(drafts / "damaged")
-                draft.rename(made)  # fails where an earlier call, or another process, wrote the same
+                (drafts / "data").rename(made)  # fails where an earlier call, or another process, wrote the same
             except OSError:
                 if not made.is_dir():
                     raise
@@ -59,7 +58,7 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
         raise cannot(f"checkpoint_dir: {folder}", "take the data", error, folder) from None
 
 
-def _read_arrays(part: str, pairs: Any, index: int) -> dict[str, Pixels]:
+def _read_arrays(part: str, pairs: Pairs, index: int) -> dict[str, Pixels]:
     try:
         image, mask = pairs[index]
         return {"images": as_pixels(image), "masks": as_pixels(mask)}
@@ -78,12 +77,12 @@ def _digests_in(folder: Path) -> dict[str, str]:
     return digests
 
 
-def as_pixels(given: Any) -> Pixels:
+def as_pixels(array: Any) -> Pixels:
     """H,W or H,W,C; a torch tensor has its channels first. Raises ValueError or TypeError."""
-    is_tensor = hasattr(given, "detach")
-    array = np.asarray(given.detach().cpu() if is_tensor else given)
-    if is_tensor and array.ndim == 3:
-        array = np.moveaxis(array, 0, -1)
+    if hasattr(array, "detach"):
+        array = np.asarray(array.detach().cpu())
+        array = np.moveaxis(array, 0, -1) if array.ndim == 3 else array
+    array = np.asarray(array)
     if array.ndim == 3 and array.shape[-1] == 1:
         array = array[..., 0]
     if array.ndim not in (2, 3) or array.dtype.kind not in "buif" or 0 in array.shape:

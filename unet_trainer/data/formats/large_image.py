@@ -30,12 +30,12 @@ def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
         wanted.append((pair, image, Conversion(f"masks/{name}", [box.mask, box.image], partial(_mask_block, box))))
     # One process: it decodes the image once, and each further one would hold it in memory too.
     one = replace(converter, num_processes=1)
-    blocks = iter(one.write_pairs("blocks", None, wanted, "Cutting the image into blocks:"))
+    blocks = iter(one.write_pairs("blocks", wanted, "Cutting the image into blocks:"))
     return [pair if pair.box is None else next(blocks) for pair in pairs]
 
 
 @lru_cache(maxsize=1)
-def _read_whole(path: Path) -> tuple[Pixels, bool, float | None]:
+def _read_image(path: Path) -> tuple[Pixels, bool, float | None]:
     """H,W,C with alpha, whether there is one, and the value of pixels without data."""
     with naming(path):
         file = image_decoding.EncodedImage(read_bytes(path))
@@ -44,7 +44,7 @@ def _read_whole(path: Path) -> tuple[Pixels, bool, float | None]:
 
 
 @lru_cache(maxsize=1)
-def _read_whole_mask(path: Path, size: tuple[int, int]) -> Pixels:
+def _read_mask(path: Path, size: tuple[int, int]) -> Pixels:
     """H,W values as read_mask gives them, at the size of the image."""
     with naming(path):
         return resize_mask(read_mask(path), size)
@@ -54,15 +54,14 @@ def _image_block(box: Box) -> tuple[bytes, dict[str, int]]:
     """A TIFF of any number of channels and depth, with what the file says of alpha and of missing data."""
     import tifffile
 
-    image, has_alpha, nodata = _read_whole(box.image)
+    image, has_alpha, nodata = _read_image(box.image)
     height, width, channels = image.shape
     if box.bottom > height or box.right > width:
         raise DataError(f"{box.image}: box: {box.place} are not inside of its {width}×{height} pixels")
     is_colour = channels - has_alpha == COLOUR_CHANNELS
     extra = ["unspecified"] * (channels - (COLOUR_CHANNELS if is_colour else 1))
-    file = io.BytesIO()
     tifffile.imwrite(
-        file,
+        file := io.BytesIO(),
         np.ascontiguousarray(image[box.top : box.bottom, box.left : box.right]),
         photometric="rgb" if is_colour else "minisblack",
         planarconfig="contig",
@@ -74,9 +73,9 @@ def _image_block(box: Box) -> tuple[bytes, dict[str, int]]:
 
 
 def _mask_block(box: Box) -> tuple[Pixels, dict[str, int]]:
-    image, _, _ = _read_whole(box.image)
-    block = _read_whole_mask(box.mask, (image.shape[0], image.shape[1]))[box.top : box.bottom, box.left : box.right]
+    mask = _read_mask(box.mask, _read_image(box.image)[0].shape[:2])
+    block = np.ascontiguousarray(mask[box.top : box.bottom, box.left : box.right])
     if block.dtype != np.int32:
-        return np.ascontiguousarray(block), {}
+        return block, {}
     colours = np.where(block >= COLOUR, block - COLOUR, block * 0x010101)
     return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], 2).astype(np.uint8), {}

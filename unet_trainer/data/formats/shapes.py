@@ -1,4 +1,5 @@
-"""Outlines and run lengths → pixels, exactly: a pixel belongs to a shape if its centre lies inside.
+"""Outlines and run lengths → pixels, exactly: a pixel belongs to a shape if its centre lies inside. Each function adds
+its shape to a canvas.
 
 Coordinates are continuous, x to the right and y down; (0, 0) is the outer corner of the first pixel, whose centre is
 (0.5, 0.5). A centre on a right or lower edge of a polygon is inside, on a left or upper edge outside, as with
@@ -7,47 +8,69 @@ lies beyond the border is cut off."""
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.image_decoding import Pixels
 
+MAX_COORDINATE = 1e7  # pixels; an outline may leave its image, not the continent
 MAX_CROSSINGS = 2**25  # rows that the edges of one polygon cross, all together: 2 GB while it is filled
 ROUND = 1.00001  # makes a polygon of a point each half degree as large as its circle, and centres on it belong to it
 
 
-class Patch(NamedTuple):
-    """The pixels of a shape, as a part of the image: row and column of its upper left corner, and H,W bool."""
+class Canvas:
+    """The pixels of the object that is being drawn, H,W bool, and the corners of its parts, for the box around them."""
 
-    top: int
-    left: int
-    pixels: Pixels
+    def __init__(self, height: int, width: int) -> None:
+        self.pixels, self.corners = np.zeros((height, width), np.bool_), list[tuple[int, int]]()
 
-    @property
-    def area(self) -> tuple[slice, slice]:
-        rows, columns = self.pixels.shape
-        return slice(self.top, self.top + rows), slice(self.left, self.left + columns)
+    def add(self, top: int, left: int, pixels: Pixels) -> None:
+        """H,W bool, with its upper left pixel at `top` and `left`; what lies beyond the border is cut off."""
+        height, width = self.pixels.shape
+        pixels = pixels[max(0, -top) : max(0, height - top), max(0, -left) : max(0, width - left)]
+        if pixels.size:
+            top, left = max(0, top), max(0, left)
+            bottom, right = top + pixels.shape[0], left + pixels.shape[1]
+            self.pixels[top:bottom, left:right] |= pixels
+            self.corners += [(top, left), (bottom, right)]
+
+    def take(self) -> tuple[tuple[slice, slice], Pixels]:
+        """The box and its pixels; the canvas is empty again."""
+        corners, self.corners = np.array(self.corners or [(0, 0)]), []
+        area = slice(corners[:, 0].min(), corners[:, 0].max()), slice(corners[:, 1].min(), corners[:, 1].max())
+        pixels = self.pixels[area].copy()
+        self.pixels[area] = False
+        return area, pixels
 
 
-EMPTY = Patch(0, 0, np.zeros((0, 0), np.bool_))
+def as_points(value: Any) -> Pixels:
+    """N,2 float64 from [[x, y], ...] or [x, y, x, y, ...], none of it NaN or so large that nothing can be drawn."""
+    points = np.array(value, np.float64)
+    if points.ndim == 1 and points.size % 2 == 0:
+        points = points.reshape(-1, 2)
+    if points.ndim != 2 or points.shape[1] < 2 or not (np.abs(points) <= MAX_COORDINATE).all():
+        need = f"need x and y of each point, numbers up to {MAX_COORDINATE:.0f}"
+        raise ReadError(f"coordinates are {value!r:.60}; {need}")
+    return points[:, :2]
 
 
-def fill_polygon(points: Pixels, height: int, width: int) -> Patch:
+def fill_polygon(canvas: Canvas, points: Pixels) -> None:
     """Fill the closed outline through `points`, N,2 float64 x and y; fewer than three have no pixel."""
     if len(points) < 3:
-        return EMPTY
+        return
+    height, width = canvas.pixels.shape
     start, stop = points, np.roll(points, -1, axis=0)
     goes_up = start[:, 1] > stop[:, 1]  # each edge downwards: the edge that two polygons share is the same for both
     (x0, y0), (x1, y1) = np.where(goes_up[:, None], stop, start).T, np.where(goes_up[:, None], start, stop).T
     first, end = _cells(y0, height), _cells(y1, height)  # rows whose centre an edge crosses
     crosses = first < end
     left, right = int(_cells(points[:, 0].min(), width)), int(_cells(points[:, 0].max(), width))
-    if not crosses.any() or left >= right:
-        return EMPTY
+    if not crosses.any():
+        return
     x0, y0, first, counts = x0[crosses], y0[crosses], first[crosses], (end - first)[crosses]
     slope = (x1[crosses] - x0) / (y1[crosses] - y0)
     top, bottom, ends = int(first.min()), int((first + counts).max()), np.cumsum(counts)
@@ -60,7 +83,7 @@ def fill_polygon(points: Pixels, height: int, width: int) -> Patch:
     flips = np.zeros((bottom - top, right - left + 1), np.uint8)
     # A flat index and an operand of the same type: eight times faster.
     np.bitwise_xor.at(flips.reshape(-1), (rows - top) * flips.shape[1] + columns - left, np.uint8(1))
-    return Patch(top, left, np.bitwise_xor.accumulate(flips[:, :-1], axis=1).astype(np.bool_))
+    canvas.add(top, left, np.bitwise_xor.accumulate(flips[:, :-1], axis=1).astype(np.bool_))
 
 
 def _cells(edges: Any, limit: int) -> Any:
@@ -68,58 +91,38 @@ def _cells(edges: Any, limit: int) -> Any:
     return np.floor(edges + 0.5).clip(0, limit).astype(np.int64)
 
 
-def draw_line(points: Pixels, line_width: float, height: int, width: int) -> Patch:
-    """Fill what is at most half of `line_width` away from the line through `points`; a circle is a line to itself."""
-    patches = []
+def draw_line(canvas: Canvas, points: Pixels, width: float) -> None:
+    """Fill what is at most half of `width` away from the line through `points`; a circle is a line to itself."""
     for start, stop in pairwise(points):
         angles = np.linspace(-np.pi / 2, np.pi / 2, 361) + math.atan2(stop[1] - start[1], stop[0] - start[0])
-        half = ROUND * line_width / 2 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
-        patches.append(fill_polygon(np.concatenate([stop + half, start - half]), height, width))
-    return join(patches)
+        half = ROUND * width / 2 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        fill_polygon(canvas, np.concatenate([stop + half, start - half]))
 
 
-def paste(bitmap: Pixels, left: int, top: int, height: int, width: int) -> Patch:
-    """Put a bitmap, H,W bool, with its upper left pixel at `left` and `top`."""
-    kept = bitmap[max(0, -top) : max(0, height - top), max(0, -left) : max(0, width - left)]
-    return Patch(max(0, top), max(0, left), kept) if kept.size else EMPTY
-
-
-def join(patches: Iterable[Patch]) -> Patch:
-    """All pixels that at least one of them has."""
-    patches = [patch for patch in patches if patch.pixels.size]
-    if len(patches) < 2:
-        return patches[0] if patches else EMPTY
-    areas = [patch.area for patch in patches]
-    top, left = (min(area[side].start for area in areas) for side in (0, 1))
-    joined = np.zeros([max(area[side].stop for area in areas) - (top, left)[side] for side in (0, 1)], np.bool_)
-    for patch in patches:
-        joined[patch._replace(top=patch.top - top, left=patch.left - left).area] |= patch.pixels
-    return Patch(top, left, joined)
-
-
-def fill_runs(starts: Sequence[int], lengths: Sequence[int], height: int, width: int) -> Patch:
+def fill_runs(canvas: Canvas, starts: Sequence[int], lengths: Sequence[int]) -> None:
     """Fill runs of pixels, down the columns, that lie inside of the image; the first pixel is 0."""
     runs = [(start, start + length) for start, length in zip(starts, lengths, strict=True) if length]
     if not runs:
-        return EMPTY
-    left, right = min(runs)[0] // height, (max(stop for _, stop in runs) - 1) // height + 1
+        return
+    height = len(canvas.pixels)
+    left, right = min(runs)[0] // height, -(-max(stop for _, stop in runs) // height)
     flat = np.zeros((right - left) * height, np.bool_)
     for start, stop in runs:
         flat[start - left * height : stop - left * height] = True
-    return Patch(0, left, flat.reshape(-1, height).T)
+    canvas.add(0, left, flat.reshape(-1, height).T)
 
 
-def fill_counts(counts: Sequence[Any], height: int, width: int) -> Patch:
-    """Fill COCO's run lengths, down the columns, by turns outside and inside. Raises DataError if they do not fit."""
-    if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != height * width:
-        raise DataError(f"run lengths that are not {height * width} pixels together, those of the image")
-    starts = np.cumsum(counts)[::2].tolist()
-    return fill_runs(starts[: len(counts) // 2], counts[1::2], height, width)
+def fill_counts(canvas: Canvas, counts: Any) -> None:
+    """Fill COCO's run lengths, down the columns, by turns outside and inside: a list, or compressed."""
+    counts = decompress_counts(counts) if isinstance(counts, str) else counts
+    if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != canvas.pixels.size:
+        raise DataError(f"run lengths that are not {canvas.pixels.size} pixels together, those of the image")
+    fill_runs(canvas, np.cumsum(counts)[:-1:2].tolist(), counts[1::2])
 
 
 def decompress_counts(text: str) -> list[int]:
     """Read COCO's compressed run lengths: each number in groups of five bits, lowest first, with a bit that says
-    whether more follow, plus 48; from the fourth on, the difference to the number two before. Raises DataError.
+    whether more follow, plus 48; from the fourth on, the difference to the number two before.
 
     pycocotools reads past the end of a damaged text, and gives uninitialized pixels where runs are too short."""
     words = re.findall("[P-o]{0,12}[0-O]", text)

@@ -1,9 +1,9 @@
-"""Volumes and TIFFs of several pages: a pair of files for each page."""
+"""Volumes and TIFFs of several pages: a pair of files for each page. They are found among the pairs of folders."""
 
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -32,17 +32,7 @@ def has_pages(path: Path) -> bool:
 
 def page_types(path: Path) -> Sequence[Any]:
     """The dtype of each page, by the header; raises DataError, also for pages that are a decompression bomb."""
-    with naming(path):
-        if path.suffix.lower() == ".npy":  # of channels that were joined
-            array = image_decoding.decode_array(read_bytes(path))
-            return [array.dtype] * len(array)
-        if _is_volume(path):
-            shape, file = _open_volume(path)
-            types, num_pixels = [file.get_data_dtype()] * shape[2], math.prod(shape)
-        else:
-            with open_pages(path) as file:
-                pages = _full_pages(file)
-                types, num_pixels = [page.dtype for page in pages], sum(page.size for page in pages) // COLOUR_CHANNELS
+    with _open(path) as (types, num_pixels, _):
         if num_pixels > max(BOMB_PIXELS, (num_bytes := path.stat().st_size) * BOMB_RATIO):
             what = f"{num_bytes / 1e6:.2g} MB that decompress to {num_pixels / 1e6:.3g} Mpx on {len(types)} pages"
             raise ReadError(f"{what}: a decompression bomb")
@@ -52,42 +42,46 @@ def page_types(path: Path) -> Sequence[Any]:
 @lru_cache(maxsize=2)  # an image stack and its mask stack
 def read_pages(path: Path) -> Any:
     """N,H,W or N,H,W,C, or a list of pages; of a volume Z,Y,X or Z,Y,X,C. Raises DataError."""
+    with _open(path) as (_, _, read):
+        return read()
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[tuple[Sequence[Any], int, Callable[[], Any]]]:
+    """The dtype of each page, the number of all pixels, and what reads them."""
     with naming(path):
-        if path.suffix.lower() == ".npy":
-            return image_decoding.decode_array(read_bytes(path))
-        if not _is_volume(path):
+        if path.suffix.lower() == ".npy":  # of channels that were joined
+            array = image_decoding.decode_array(read_bytes(path))
+            yield [array.dtype] * len(array), 0, lambda: array
+        elif _is_volume(path):
+            try:
+                import nibabel
+            except ImportError:
+                raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
+            # It logs what it raises, and what it repairs.
+            logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)
+            with read_errors():
+                file: Any = nibabel.load(path)
+                shape, dtype = (*file.shape, *[1] * (3 - len(file.shape))), file.get_data_dtype()
+                if len(shape) > 4 or min(shape) < 1 or dtype.kind not in "uifb":
+                    need = "need numbers in 3 dimensions, or 4 with channels"
+                    raise ReadError(f"a NIfTI volume of {dtype} of shape {file.shape}; {need}")
+                yield [dtype] * shape[2], math.prod(shape), lambda: _slices(np.asanyarray(file.dataobj).reshape(shape))
+        else:
             with open_pages(path) as tiff:
-                return [page.asarray() for page in _full_pages(tiff)]
-        shape, file = _open_volume(path)
-        with read_errors():
-            pixels = np.asanyarray(file.dataobj).reshape(shape)
-            return np.ascontiguousarray(np.moveaxis(pixels.swapaxes(0, 1), 2, 0))
+                pages = [page for page in tiff.pages if not getattr(page, "is_reduced", False)]  # no smaller copies
+                num_pixels = sum(page.size for page in pages) // COLOUR_CHANNELS
+                yield [page.dtype for page in pages], num_pixels, lambda: [page.asarray() for page in pages]
+
+
+def _slices(volume: Pixels) -> Pixels:
+    """X,Y,Z or X,Y,Z,C → Z,Y,X or Z,Y,X,C."""
+    return np.ascontiguousarray(np.moveaxis(volume.swapaxes(0, 1), 2, 0))
 
 
 def _is_volume(path: Path) -> bool:
     """Of NIfTI, or an array of the channels that were joined."""
     return path.name.lower().endswith((*VOLUME_EXTENSIONS, ".npy"))
-
-
-def _full_pages(tiff: Any) -> list[Any]:
-    """Without the smaller copies."""
-    return [page for page in tiff.pages if not getattr(page, "is_reduced", False)]
-
-
-def _open_volume(path: Path) -> tuple[tuple[int, ...], Any]:
-    """Its shape in three or four dimensions, and nibabel's file."""
-    try:
-        import nibabel
-    except ImportError:
-        raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
-    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it repairs
-    with read_errors():
-        file: Any = nibabel.load(path)
-        shape, dtype = (*file.shape, *[1] * (3 - len(file.shape))), file.get_data_dtype()
-        if len(shape) > 4 or min(shape) < 1 or dtype.kind not in "uifb":
-            need = "need numbers in 3 dimensions, or 4 with channels"
-            raise ReadError(f"a NIfTI volume of {dtype} of shape {file.shape}; {need}")
-        return shape, file
 
 
 def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:
@@ -107,7 +101,7 @@ def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -
             image = Conversion(f"images/{part}/{name}", [stack.image], make_image, extension)
             mask = Conversion(f"masks/{part}/{name}", [stack.mask], make_mask)
             wanted.append((Pair(name, stack.image, stack.mask, None, stack.name, *origins), image, mask))
-    return converter.write_pairs("pages", None, wanted, "Splitting stacks into pages:")
+    return converter.write_pairs("pages", wanted, "Splitting stacks into pages:")
 
 
 def _image_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
