@@ -12,7 +12,7 @@ from unet_trainer.data.formats import coco, labelme, rle_table, yolo
 from unet_trainer.data.formats.objects import AnnotatedFolder, Annotations, File, draw_masks
 from unet_trainer.data.formats.values import MAX_FILE_BYTES, NUM_LOOKED_AT, has_keys, inside
 from unet_trainer.data.listing import Listing, describe_results, list_files, walk
-from unet_trainer.data.pairs import Pair
+from unet_trainer.data.pairs import Pair, Question
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, describe_file
@@ -43,7 +43,7 @@ CVAT = f"is CVAT's XML, {OTHER_TOOL} (CVAT exports COCO 1.0 and VOC masks)"
 VOC = "is Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if any"
 
 
-class UnknownAnnotations(DataError):
+class UnknownAnnotations(Question):
     """There are annotations, none of them of a format that is read."""
 
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from unet_trainer.config.schema import Config, is_demo_dir
 from unet_trainer.data import shards
-from unet_trainer.data.annotations import UnknownAnnotations, describe_other_files, find_annotations
+from unet_trainer.data.annotations import find_annotations
 from unet_trainer.data.formats import folders, table
 from unet_trainer.data.formats.demo import ensure_demo
 from unet_trainer.data.pairs import FoundPairs, Pair, Question
 from unet_trainer.data.place import Place
 from unet_trainer.data.splits import add_groups
-from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import Console
 
 Find = Callable[[Place, Config], list[Pair] | None]
@@ -20,33 +19,23 @@ FORMATS: tuple[Find, ...] = (shards.find, table.find, folders.find, find_annotat
 
 
 def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
-    """The pairs of data_dir, by the first format that finds any; the demo is made where it is missing. Raises
-    DataError."""
+    """The pairs of data_dir, by the first format that finds any; the demo is made where it is missing. A format that
+    has a question is passed over if another has none. Raises DataError."""
     place = Place.of(config, console)
     if is_demo_dir(place.data_dir) and ensure_demo(place.data_dir) and console is not None:
         console.say(f"Made the demo dataset in {place.data_dir}")
-    refusal: DataError | None = None
+    questions = list[Question]()
     for find in FORMATS:
         attempt = place.fresh()
         try:
             pairs = find(attempt, config)
-        except UnknownAnnotations as error:
-            raise refusal if isinstance(refusal, Question) and refusal.choices else error from None
-        except DataError as error:
-            if find is not folders.find:
-                raise
-            refusal = error  # unless there are annotations
+        except Question as question:
+            questions.append(question)
             continue
         if pairs is not None:
             found = attempt.found(pairs)
-            if config.group_pattern:
-                found = replace(found, pairs=add_groups(found.pairs, config.group_pattern, place.data_dir))
-            return found
-    assert refusal is not None
-    others = [
-        *table.describe_unread_tables(place.data_dir, place.listing),
-        *describe_other_files(place.data_dir, place.listing),
-    ]
-    if not others or (isinstance(refusal, Question) and refusal.choices):  # there are masks, and the user has to choose
-        raise refusal
-    raise DataError("\n  ".join([str(refusal), *others]))
+            grouped = (
+                add_groups(found.pairs, config.group_pattern, place.data_dir) if config.group_pattern else found.pairs
+            )
+            return replace(found, pairs=grouped)
+    raise next((question for question in questions if question.choices), questions[-1])

@@ -6,21 +6,23 @@ import csv
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import get_args
 
 from unet_trainer.config.schema import Config
 from unet_trainer.data.converted import Converter
 from unet_trainer.data.csv_tables import Row, read_header, read_table
 from unet_trainer.data.formats.large_image import cut_blocks
 from unet_trainer.data.listing import Listing, refuse_missing, resolved, walk
-from unet_trainer.data.names import PARTS
+from unet_trainer.data.names import PARTS, part_in
 from unet_trainer.data.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, first_few, path_in
 from unet_trainer.data.place import Place
 from unet_trainer.data.shards import find_in_shards
 from unet_trainer.data.splits import UNUSED, Split
 from unet_trainer.images.file_bytes import DataError, is_file
+from unet_trainer.system import input_files
 from unet_trainer.system.console import counted, csv_line
 
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
@@ -166,6 +168,24 @@ def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
     without = f", without its columns {first_few(sorted(others))}" if others else ""
     use = f"to use the pairs and the split there, set split_file: {value}{without}"
     return [f"{first_few(tables)} {verb} not read; {use}"]
+
+
+def describe_unread_lists(data_dir: Path, listing: Listing, pairs: Sequence[Pair]) -> list[str]:
+    """A notice of text files that are named after a part, and begin with the name of an image or are empty."""
+    names, unread = set[str](), dict[Part, Path]()
+    for file in walk(data_dir, listing=listing, endings=(".txt",)):
+        if (part := part_in([file.stem])) and part not in unread:
+            names = names or {name for pair in pairs for name in (pair.image.name, pair.image.stem)}
+            with contextlib.suppress(OSError), input_files.open_file(file) as content:
+                words = content.read(2**12).decode("utf-8-sig", "replace").split()[:1]
+                if not words or words[0].replace("\\", "/").rpartition("/")[2] in names:
+                    unread[part] = file
+    if not unread:
+        return []
+    first, *others = (unread[part] for part in get_args(Part) if part in unread)
+    files = " and ".join([str(first), *(file.name for file in others)])
+    fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
+    return [f"{files} {'are' if others else 'is'} not read; {fix}"]
 
 
 def split_csv_text(split: Split, data_dir: Path) -> str:
