@@ -5,11 +5,12 @@ for all pairs. What that leaves unpaired, or could be meant in several ways, is 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from unet_trainer.config.schema import Config
 from unet_trainer.data.annotations import describe_other_files
 from unet_trainer.data.formats import merged, stacks, voc_lists
-from unet_trainer.data.formats.layouts import Layout, contents, find_layout
+from unet_trainer.data.formats.layouts import KEYS, Layout, contents, find_layout
 from unet_trainer.data.formats.table import describe_unread_lists, describe_unread_tables
 from unet_trainer.data.listing import describe_results, refuse_missing
 from unet_trainer.data.names import (
@@ -85,7 +86,7 @@ class _Search:
     layout: Layout
     match: Match = field(default_factory=lambda: Match(SAME_NAMES, [], [], []))
     parts: merged.MaskParts = field(default_factory=dict)  # image → the files of its mask, where it has several
-    classes: list[str] = field(default_factory=list)  # of these files, without the background
+    classes: list[str] = field(default_factory=list)  # of these files, without the background; "": objects
     origins: dict[Path, str] = field(default_factory=dict)  # what messages call images made from several files
     division: str = ""  # how the images are divided into train and val, if they are
     unreadable: list[str] = field(default_factory=list)
@@ -119,9 +120,9 @@ class _Search:
         if not self.is_complete and not mask_suffix:
             self._find_parts(images, masks)
         if not self.match.pairs and not self.parts:
-            where = f"in {layout.image_dir}" + ("" if layout.is_one_folder else f" and {layout.mask_dir}")
+            where = " and ".join(map(str, dict.fromkeys([layout.image_dir, layout.mask_dir])))
             unpaired = _count_unpaired(self.match.images, self.match.masks)
-            raise _ask_for_suffix(f"images and masks {where} do not pair up: {unpaired}", images, masks)
+            raise _ask_for_suffix(f"images and masks in {where} do not pair up: {unpaired}", images, masks)
 
     def _split_one_folder(self) -> tuple[list[File], list[File]]:
         """By mask_suffix, or by the one mark (such as _mask) or extension of masks that leaves no file unpaired."""
@@ -152,29 +153,22 @@ class _Search:
     def _drop_test_without_masks(self, images: list[File], parts: set[Part | None]) -> list[File]:
         """The images; those of test may lack masks, which stops no training, those of val may not."""
         missing = [image for image in images if image.part not in {None, "train", *parts}]
-        places, data_dir = self.layout.places, self.place.data_dir
         if any(image.part == "val" for image in missing):
-            there = contents(data_dir, self.place.listing)
-            folders = {
-                "image_dir": path_in(data_dir, places["train"]),
-                "mask_dir": path_in(data_dir, self.layout.mask_dir),
-            }
-            raise Question(
-                f"no masks of {places['val']}; {there}; add them, or to train and validate on one folder", folders
-            )
+            data_dir, val = self.place.data_dir, self.layout.places["val"]
+            fix = f"{contents(data_dir, self.place.listing)}; add them, or to train and validate on one folder"
+            folders = zip(KEYS.values(), (self.layout.image_dir, self.layout.mask_dir), strict=True)
+            raise Question(f"no masks of {val}; {fix}", {key: path_in(data_dir, folder) for key, folder in folders})
         if missing:
-            where = f"{path_in(data_dir, places['test'])}/"
-            self.notices.append(f"{counted(len(missing), 'test image')} without masks in {where}")
+            where = path_in(self.place.data_dir, self.layout.places["test"])
+            self.notices.append(f"{counted(len(missing), 'test image')} without masks in {where}/")
         return [image for image in images if image.part != "test"] if missing else images
 
     def _keep_listed(self, images: list[File], lists: voc_lists.Lists) -> list[File]:
         """The images that a list names; others do not belong to the dataset."""
         listed = {image.name: image for image in images if image.name in lists}
         missing = tuple(name for name, part in lists.items() if part != "test" and name not in listed)
-        if len(listed) < len(images):
-            self.notices.append(
-                f"{counted(len(images) - len(listed), 'image')} in no list of {voc_lists.LISTS} left out"
-            )
+        if others := len(images) - len(listed):
+            self.notices.append(f"{counted(others, 'image')} in no list of {voc_lists.LISTS} left out")
         if missing and self.config.unpaired == "skip":
             self.notices.append(f"{counted(len(missing), 'listed name')} without an image left out (unpaired: skip)")
         elif missing:
@@ -188,14 +182,10 @@ class _Search:
         if not layout.is_one_folder:
             parts = merged.find_object_files(images, masks, "*" in layout.image_dir.parts)
             parts = parts or merged.find_class_files(images, masks)
-        parts = parts or merged.find_ending_files(images, masks)
-        if not parts:
+        if not (parts := parts or merged.find_ending_files(images, masks)):
             by_ending = {} if layout.is_one_folder else masks_by_ending(images, masks)
-            endings = _common(by_ending)
-            have_several = len({image for its in by_ending.values() for image in its}) < sum(
-                map(len, by_ending.values())
-            )
-            if "" not in endings and len(endings) > 1 and have_several:
+            with_mask, endings = {image for its in by_ending.values() for image in its}, _common(by_ending)
+            if "" not in endings and sum(len(by_ending[ending]) for ending in endings) > len(with_mask):
                 text = f"mask_suffix: {layout.mask_dir} holds {len(endings)} kinds of masks for the same images"
                 raise Question(text, *({"mask_suffix": ending} for ending in endings))
             return
@@ -219,8 +209,7 @@ class _Search:
             pairs = [replace(pair, group="") if pair.group else pair for pair in pairs]
         if self.unreadable:
             self.problems.append(Problem("unreadable", *UNREADABLE, tuple(self.unreadable), "repair these files"))
-        if not self.is_complete:
-            self._describe_unpaired(sum(pair.part != "test" for pair in pairs))
+        self._describe_unpaired(sum(pair.part != "test" for pair in pairs))
         if not self.division:
             self.notices += describe_unread_lists(place.data_dir, place.listing, pairs)
         if not layout.is_one_folder and config.image_dir is None and config.mask_dir is None:
@@ -231,72 +220,64 @@ class _Search:
 
     def _take_plain(self) -> tuple[list[Pair], str]:
         """Each mask is a file of its own, or a page of a stack."""
-        plain, with_pages, how = list[Pair](), list[Pair](), "same names"
+        pairs, with_pages, how = list[Pair](), list[Pair](), "same names"
         for image, mask in self.match.pairs:
-            path = image.path
-            origin = self.origins.get(path, "") if self.origins else ""
-            pair = Pair(image.name, path, mask.path, image.part, image_origin=origin)
+            pair = Pair(image.name, image.path, mask.path, image.part)
+            if self.origins:
+                pair = replace(pair, image_origin=self.origins.get(pair.image, ""))
             has_pages = mask.extension in MAY_HAVE_PAGES and stacks.has_pages(pair.mask)
-            (with_pages if has_pages else plain).append(pair)
+            (with_pages if has_pages else pairs).append(pair)
         image, mask = min(self.match.pairs, key=lambda pair: (pair[0].part not in (None, "train"), pair[0].name))
         if self.match.rule != SAME_NAMES or self.config.mask_suffix or self.layout.is_one_folder:
             how = f"paired like {image.file_name} ↔ {mask.file_name}"
         if self.is_complete and is_result(mask.path):
             what = f"masks in {self.layout.mask_dir} were written by predict, such as {mask.file_name}"
             self.notices.append(f"{what}: training learns from what a model saw")
-        num_before = len(plain)
         for part in {pair.part for pair in with_pages}:
             of_part = sorted((pair for pair in with_pages if pair.part == part), key=lambda pair: pair.name)
             pages = stacks.split_into_pages(self.place.converter, part or "train", of_part)
-            plain += [replace(page, part=part) for page in pages]
-        if with_pages:
-            how += f", {counted(len(plain) - num_before, 'page')} of {counted(len(with_pages), 'stack')}"
-        return plain, how + (", the channels of each image joined" if self.origins else "")
+            pairs += [replace(page, part=part) for page in pages]
+            how += f", {counted(len(pages), 'page')} of {counted(len(of_part), 'stack')}"
+        return pairs, how + (", the channels of each image joined" if self.origins else "")
 
     def _merge_parts(self) -> tuple[list[Pair], str]:
         """One mask for each image: of its classes, or of its objects if there are no classes."""
-        place, classes = self.place, [name for name in self.classes if name]
+        classes = [name for name in self.classes if name]
         if unknown := {name for files in self.parts.values() for name, _ in files} - {*self.classes}:
             there = f"{self.layout.mask_dir} holds masks of {first_few(sorted(unknown))} in val or test alone"
             raise DataError(f"{there}; need the classes that train has")
-        written = merged.merge_masks(place.converter, self.parts, classes)
-        pairs = []
-        for (image, files), mask in zip(self.parts.items(), written, strict=True):
-            shown = f"{files[0][1].path}" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
-            pair = Pair(image.name, image.path, mask.path, image.part, mask_origin=shown)
-            pairs += [] if mask.problem else [pair]
+        written = merged.merge_masks(self.place.converter, self.parts, classes)
         self.unreadable += [mask.problem for mask in written if mask.problem]
+        pairs = [
+            Pair(image.name, image.path, mask.path, image.part, mask_origin=merged.name_files(files))
+            for (image, files), mask in zip(self.parts.items(), written, strict=True)
+            if not mask.problem
+        ]
         if not classes:
             return pairs, f"a mask file for each object, {sum(map(len, self.parts.values()))} files merged"
         self.notices += merged.describe_overlap(written, classes)
         has_background = any(mask.facts.get("background") for mask in written)
-        place.class_names = (*(["background"] if has_background else []), *classes)
+        self.place.class_names = (*(["background"] if has_background else []), *classes)
         return pairs, f"a mask file for each class: {', '.join(classes)}"
 
     def _describe_unpaired(self, num_pairs: int) -> None:
         """Files without a partner, each with the fix; of test only a notice."""
         layout, sides = self.layout, (self.match.images, self.match.masks)
-        test, others = (
-            [[file for file in files if (file.part == "test") is is_test] for files in sides]
-            for is_test in (True, False)
-        )
-        if any(test):
-            self.notices.append(
-                f"{_count_unpaired(*test)} in {path_in(self.place.data_dir, layout.places['test'])}/, left out"
-            )
-        if not any(others):
-            return
-        if self.config.unpaired == "skip":
-            example = [*others[0], *others[1]][0].path
+        if any(of_test := [[file for file in files if file.part == "test"] for files in sides]):
+            where = path_in(self.place.data_dir, layout.places["test"])
+            self.notices.append(f"{_count_unpaired(*of_test)} in {where}/, left out")
+        others = [[file for file in files if file.part != "test"] for files in sides]
+        if any(others) and self.config.unpaired == "skip":
+            example = sum(others, [])[0].path
             self.notices.append(f"{_count_unpaired(*others)} left out (unpaired: skip), e.g. {example}")
             return
         images, masks = (tuple(sorted(str(file.path) for file in files)) for files in others)
-        # As many of both may be numbered from different numbers: then those that do pair up are wrong.
-        settings = SKIP.settings if num_pairs > 1 and len(images) != len(masks) else {}
-        skip = f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip"
-        fix = SET + (
-            skip if settings else "; if images and masks are numbered from different numbers, rename the masks"
-        )
+        fix, settings = SET, dict[str, Any]()
+        if num_pairs > 1 and len(images) == len(masks):  # those that do pair up may be wrong
+            fix += "; if images and masks are numbered from different numbers, rename the masks"
+        elif num_pairs > 1:
+            fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip"
+            settings = {**SKIP.settings}
         no_mask, no_image = f"without a mask in {layout.mask_dir}", f"without an image in {layout.image_dir}"
         advice = "add their images" if images else f"add the images; or {fix}"
         problems = (
@@ -332,8 +313,6 @@ def _ask_for_suffix(text: str, images: list[File], masks: list[File]) -> Questio
     share_names = len({(file.part, file.name) for file in files}) < len(files)
     extensions = sorted({file.extension for file in files}) if share_names else []
     endings = [ending for ending in (*_common(masks_by_ending(images, masks)), *extensions) if ending]
-    fix = "" if endings else f"; {SET}"
-    there = [
-        first_few((file.folder + file.file_name for file in files), NUM_NAMED) for files in (images, masks) if files
-    ]
-    return Question(f"{text}; there is {' beside '.join(there)}{fix}", *({"mask_suffix": ending} for ending in endings))
+    sides = ([file.folder + file.file_name for file in side] for side in (images, masks) if side)
+    there = f"{text}; there is {' beside '.join(first_few(names, NUM_NAMED) for names in sides)}"
+    return Question(there if endings else f"{there}; {SET}", *({"mask_suffix": ending} for ending in endings))

@@ -105,6 +105,11 @@ def merge_masks(converter: Converter, parts: MaskParts, classes: Sequence[str]) 
     return converter.write(kind, list(classes), conversions, "Merging the masks of each image:")
 
 
+def name_files(files: Sequence[tuple[str, File]]) -> str:
+    """How messages name the mask that is made of these files."""
+    return f"{files[0][1].path}" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+
+
 def describe_overlap(masks: Sequence[Converted], classes: Sequence[str]) -> list[str]:
     """A notice of the pixels that belong to several classes."""
     overlaps = [mask.facts["overlap"] for mask in masks if not mask.problem]
