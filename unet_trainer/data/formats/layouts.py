@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from unet_trainer.config.schema import Config
 from unet_trainer.data.listing import Listing, resolved
@@ -22,10 +22,11 @@ from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 
 KEYS: dict[Kind, str] = {"image": "image_dir", "mask": "mask_dir"}
 MAX_DEPTH = 3  # of folders whose names say what they hold
+EXAMPLES: dict[Kind, str] = {"image": "images, imgs, ...", "mask": "masks, labels, ..."}
 MAX_PROPOSED = 8
 
 ImageFolder = tuple[Path, list[str]]  # with the names of its image files
-Role = tuple[Kind | None, Part | None, Sequence[str]]  # kind, part, and the names that say so: * for a sequence
+Found = dict[Kind | None, dict[tuple[Part | None, Path], list[tuple[Path, list[str], str]]]]
 
 
 @dataclass(frozen=True)
@@ -59,37 +60,34 @@ def find_layout(data_dir: Path, config: Config, listing: Listing) -> Layout:
     """The images and masks in data_dir. Raises Question."""
     search = _Search(data_dir, config, listing)
     images, masks = (search.choose(kind) for kind in KEYS)
-    if not masks.keys() - {"test"}:
-        masks = images  # side by side
+    masks = masks if masks.keys() - {"test"} else images  # side by side
     if "train" not in images or "train" not in masks:
-        raise search.describe_missing("train" in images)
+        raise search.describe_missing("image" if "train" not in images else "mask")
     image_files = search.files("image", images)
     mask_files = image_files if masks is images else search.files("mask", masks)
-    shown = path_in(data_dir, images["train"])
-    rule = f"{shown}/ + {path_in(data_dir, masks['train'])}/"
-    if masks is images:
-        rule = "image and mask side by side" + ("" if shown == "." else f" in {shown}/")
-    values = search.value("image", images["train"]), search.value("mask", masks["train"])
-    names = [search.part_name(images[part]) for part in ("train", "val") if part in images]
+    shown, shown_masks = (path_in(data_dir, places["train"]) for places in (images, masks))
+    rule = f"{shown}/ + {shown_masks}/" if masks is not images else "image and mask side by side"
+    rule += f" in {shown}/" if masks is images and shown != "." else ""
+    names = [search.name(None, images[part]) for part in ("train", "val") if part in images]
     division = f"folders {' and '.join(names)}" if "val" in images else ""
+    values = search.name("image", images["train"]), search.name("mask", masks["train"])
     return Layout(image_files, mask_files, images, masks["train"], search.root, values, rule, division)
 
 
 def images_of_dataset(root: Path, files: Sequence[Path]) -> list[Path]:
     """The files that training would take for images, where folders or names say which are masks; else all files."""
-    stems, kinds = {(file.parent, file.stem) for file in files}, dict[Path, Kind | None]()
-    images_of = {
-        file: {(file.parent, file.stem.replace(mark.group(), "")) for mark in MASK_MARK.finditer(file.stem)} & stems
-        for file in files
-    }
-    masked = {name for names in images_of.values() for name in names}  # a for a_mask and gt_a beside it
-    for file, names in images_of.items():
+    stems, kinds, masked = {(file.parent, file.stem) for file in files}, dict[Path, Kind | None](), set[Any]()
+    for file in files:
+        images = {(file.parent, file.stem.replace(mark.group(), "")) for mark in MASK_MARK.finditer(file.stem)} & stems
+        masked |= images  # a for a_mask and gt_a beside it
         meanings = [folder_meaning(name) for name in file.relative_to(root).parts[:-1]]
-        is_image = not meanings or any(part for part, _ in meanings) or (file.parent, file.stem) in masked
-        other: Kind | None = "mask" if names else "image" if is_image else None
+        is_image = not meanings or any(part for part, _ in meanings)
+        other: Kind | None = "mask" if images else "image" if is_image else None
         kinds[file] = next((kind for _, kind in reversed(meanings) if kind), other)
-    images = [file for file, kind in kinds.items() if kind == "image"]
-    return images if images and "mask" in kinds.values() else [*files]
+    found = [
+        file for file, kind in kinds.items() if kind == "image" or (not kind and (file.parent, file.stem) in masked)
+    ]
+    return found if found and "mask" in kinds.values() else [*files]
 
 
 class _Search:
@@ -113,20 +111,17 @@ class _Search:
             # An archive may have put a folder around its content.
             common = Path(os.path.commonpath([folders[0][0], folders[-1][0]])).relative_to(data_dir).parts
             self.root = data_dir.joinpath(*takewhile(lambda name: not any(folder_meaning(name)), common))
-        # Kind and part → place, with * for sequences → its folders, the names of their files, and the folder in them
-        self.found: dict[Kind | None, dict[tuple[Part | None, Path], list[tuple[Path, list[str], str]]]]
-        self.found = {"image": defaultdict(list), "mask": defaultdict(list), None: defaultdict(list)}
+        # Kind → part and place, with * for sequences → its folders, the names of their files, and the folder in them
+        self.found: Found = {"image": defaultdict(list), "mask": defaultdict(list), None: defaultdict(list)}
         for folder, names in folders:
-            top, (kind, part, shown) = self._role(folder)
+            top, kind, part, shown = self._role(folder)
             inner = folder.relative_to(top).parts
             below = [name for index, name in enumerate(inner) if index >= len(shown) or shown[index] == "*"]
             self.found[kind][part, top.joinpath(*shown)].append((folder, names, "".join(f"{name}/" for name in below)))
-        for kind in {*self.tops, *self.named.values()}:
+        for kind in (*self.tops, *self.named.values()):
             if not self.found[kind]:
                 raise self._ask_for(kind)
-        self._drop_stray_sequences()
-        if "image" not in self.explicit:
-            self._add_unnamed_folders()
+        self._settle_unnamed_folders()
 
     def _keep_voc(self, folders: list[ImageFolder]) -> list[ImageFolder]:
         """PASCAL VOC may lie in a repository, beside pictures of other folders."""
@@ -150,15 +145,14 @@ class _Search:
         part, kind = (None, self.named[name]) if name in self.named else folder_meaning(name)
         return (part, kind) if kind not in self.explicit or name in self.named else (None, None)
 
-    def _role(self, folder: Path) -> tuple[Path, Role]:
-        """What a folder holds, and the folder above from which its names say so."""
+    def _role(self, folder: Path) -> tuple[Path, Kind | None, Part | None, Sequence[str]]:
+        """A folder above, kind and part by the names from there on, and those names that say so: * for a sequence."""
         for explicit, top in self.tops.items():
             if folder.is_relative_to(top):
-                first = folder.relative_to(top).parts[:1]
-                part, other = folder_meaning("".join(first))
-                return top, (explicit, part, first) if part and not other else (explicit, None, ())
-        names = folder.relative_to(self.root).parts
-        part, shown = None, list[str]()
+                names = folder.relative_to(top).parts[:1]
+                part, other = folder_meaning("".join(names))
+                return (top, explicit, part, names) if part and not other else (top, explicit, None, ())
+        names, part, shown = folder.relative_to(self.root).parts, None, list[str]()
         for depth, name in enumerate(names[:MAX_DEPTH], start=1):
             its_part, kind = self._meaning(name)
             if part and its_part not in (None, part):
@@ -167,27 +161,25 @@ class _Search:
             shown.append(name if kind or its_part else "*")
             if kind:
                 below = folder_meaning("".join(names[depth : depth + 1]))  # images/train
-                has_part = not part and below[0] and not below[1]
-                return self.root, (kind, below[0], [*shown, names[depth]]) if has_part else (kind, part, shown)
+                is_part = not part and below[0] and not below[1]
+                return self.root, kind, *((below[0], [*shown, names[depth]]) if is_part else (part, shown))
         part = self._meaning("".join(names[:1]))[0]
-        return self.root, (None, part, names[:1] if part else ())
+        return self.root, None, part, names[:1] if part else ()
 
-    def _drop_stray_sequences(self) -> None:
-        """Sequences are only where no other folder holds the data."""
+    def _settle_unnamed_folders(self) -> None:
+        """Sequences are only where no other folder holds the data. And folders may hold images without being named so:
+        train/ beside trainannot/, or images and masks in one."""
         named = [place for kind in KEYS for part, place in self.found[kind] if part in (None, "train")]
         at_root = any(folder == self.root for its in self.found[None].values() for folder, _, _ in its)
         if at_root or any("*" not in place.parts for place in named):
             for kind, found in self.found.items():
                 self.found[kind] = {key: its for key, its in found.items() if "*" not in key[1].parts}
-
-    def _add_unnamed_folders(self) -> None:
-        """Folders that hold images without being named so: train/ beside trainannot/, or images and masks in one."""
         has_masks = any(part != "test" for part, _ in self.found["mask"])
-        named, unnamed = ({part for part, _ in self.found[kind]} for kind in ("image", None))
-        is_divided = not named.isdisjoint({None, "train"}) or {"train", "val"} <= unnamed
-        for (part, place), folders in self.found[None].items():
+        with_images, unnamed = ({part for part, _ in self.found[kind]} for kind in ("image", None))
+        is_divided = not with_images.isdisjoint({None, "train"}) or {"train", "val"} <= unnamed
+        for (part, place), folders in self.found[None].items() if "image" not in self.explicit else ():
             is_at_root = any(not below for _, _, below in folders)
-            if part not in named if part else not is_divided and (is_at_root or not has_masks):
+            if part not in with_images if part else not is_divided and (is_at_root or not has_masks):
                 self.found["image"][part, place] = folders
 
     def choose(self, kind: Kind) -> dict[Part, Path]:
@@ -199,7 +191,7 @@ class _Search:
             places = [place for _, place in found if place not in above]
             if len(places) > 1 and part != "test":  # which stops no training
                 paths = [path_in(self.data_dir, place) for place in places]
-                values = [self.value(kind, place) for place in places]
+                values = [self.name(kind, place) for place in places]
                 values = values if len({*values}) == len(values) else paths
                 text = f"{KEYS[kind]}: {len(paths)} folders in {self.data_dir} could hold the {kind}s"
                 raise Question(f"{text}: {'/, '.join(paths)}/", *({KEYS[kind]: value} for value in values))
@@ -211,21 +203,16 @@ class _Search:
         found: list[File] = []
         for part, place in places.items():
             file_part = part if part == "test" or "val" in places else None
-            for folder, names, below in (
-                each for (_, its), some in self.found[kind].items() if its == place for each in some
-            ):
-                found += name_files(folder, names, file_part, below)
+            folders = [each for (_, its), some in self.found[kind].items() if its == place for each in some]
+            found += [file for folder, names, below in folders for file in name_files(folder, names, file_part, below)]
         return found
 
-    def value(self, kind: Kind, place: Path) -> str:
-        """What selects it in the config."""
+    def name(self, kind: Kind | None, place: Path) -> str:
+        """The name on the way to a place that says it is one of images or of masks, or of a part."""
         names = place.relative_to(self.root).parts if place.is_relative_to(self.root) else ()
-        return next((name for name in names if self._meaning(name)[1] == kind), names[0] if names else ".")
-
-    def part_name(self, place: Path) -> str:
-        """The folder's name that makes it train or val, or its path."""
-        names = place.relative_to(self.root).parts if place.is_relative_to(self.root) else ()
-        return next((name for name in names if folder_meaning(name)[0]), path_in(self.data_dir, place))
+        meanings = {name: self._meaning(name) for name in reversed(names)}
+        said = [name for name in names if (meanings[name][1] == kind if kind else meanings[name][0])]
+        return [*said, *names, "."][0]
 
     def _ask_for(self, kind: Kind) -> Question:
         """What image_dir or mask_dir says holds no image."""
@@ -236,14 +223,11 @@ class _Search:
         above = next(folder for folder in place.parents if folder.is_dir())
         return Question(f"{KEYS[kind]}: {is_there} {place}; {contents(above, self.listing)}", *choices)
 
-    def describe_missing(self, has_images: bool) -> Question:
-        """What was not found, with the keys to set."""
-        has_masks = bool(self.found["mask"])
-        missing = {} if has_images else {"image_dir": "no folder of images (images, imgs, ...)"}
-        missing |= {} if has_masks else {"mask_dir": "no folder of masks (masks, labels, ...)"}
-        what, keys = " and ".join(missing.values()), " and ".join(missing)
-        fix = f"set {keys} to the {'folder' if len(missing) == 1 else 'folders'} to use, or split_file to a CSV"
-        return Question(f"data_dir: {what} in {self.root}; {contents(self.root, self.listing)}; {fix}")
+    def describe_missing(self, kind: Kind) -> Question:
+        """What was not found, with the key to set."""
+        what = f"no folder of {kind}s ({EXAMPLES[kind]}) in {self.root}"
+        fix = f"set {KEYS[kind]} to the folder to use, or split_file to a CSV"
+        return Question(f"data_dir: {what}; {contents(self.root, self.listing)}; {fix}")
 
 
 def contents(folder: Path, listing: Listing) -> str:
