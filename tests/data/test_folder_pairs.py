@@ -314,7 +314,9 @@ def test_pages_belong_to_the_part_of_their_file(tmp_path):
 def test_lists_that_are_not_read_are_named(tmp_path):
     touch(tmp_path, "images/0.png", "images/1.png", "masks/0.png", "masks/1.png", "train.txt", "val.txt")
     (notice,) = found_in(tmp_path).notices
-    assert notice.startswith(f"{tmp_path / 'train.txt'} and val.txt are not read; to divide the images as they do")
+    assert notice.startswith(
+        f"{tmp_path / 'train.txt'}, {tmp_path / 'val.txt'} are not read; to divide the images as they do"
+    )
     for name in ("train.txt", "val.txt"):
         (tmp_path / name).write_text("epoch 1\n")  # a log
     assert found_in(tmp_path).notices == ()

@@ -268,7 +268,7 @@ class _Search:
             self.notices.append(f"{_count_unpaired(*of_test)} in {where}/, left out")
         others = [[file for file in files if file.part != "test"] for files in sides]
         if any(others) and self.config.unpaired == "skip":
-            example = sum(others, [])[0].path
+            example = [*others[0], *others[1]][0].path
             self.notices.append(f"{_count_unpaired(*others)} left out (unpaired: skip), e.g. {example}")
             return
         images, masks = (tuple(sorted(str(file.path) for file in files)) for files in others)
