@@ -16,6 +16,8 @@ CHECKPOINT_DIR_HOLDS = (".scan", ".converted", ".given", ".shards")  # one of th
 RUN_FOLDER_HOLDS = ("config.yaml", "split.csv")  # both
 PICTURES = ("check", "mlruns")  # folders of pictures in a checkpoint_dir, beside the above or runs
 
+ENDINGS = tuple(IMAGE_EXTENSIONS)
+
 Follows = Callable[[Path], bool]  # whether a link to a folder is
 
 
@@ -74,7 +76,7 @@ class Listing:
         """Each folder with the names of its image files, or of its volumes if it has none."""
         for place in self.walk_folders(folder, follows):
             names = self.entries(place).files
-            images = [name for name in names if name.lower().endswith(tuple(IMAGE_EXTENSIONS))]
+            images = [name for name in names if name.lower().endswith(ENDINGS)]
             if found := images or [name for name in names if name.lower().endswith(VOLUME_EXTENSIONS)]:
                 yield place, found
 
@@ -90,7 +92,7 @@ def walk(
 
 def list_files(folder: Path, follows: Follows | None = None, listing: Listing | None = None) -> list[Path]:
     """The image files of a folder and its subfolders, sorted in each."""
-    return [*walk(folder, follows, listing, tuple(IMAGE_EXTENSIONS))]
+    return [*walk(folder, follows, listing, ENDINGS)]
 
 
 def refuse_missing(data_dir: Path, others: Sequence[str | None], listing: Listing) -> None:

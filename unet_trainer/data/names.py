@@ -88,7 +88,7 @@ class File(NamedTuple):
 
     @property
     def extension(self) -> str:
-        extension = Path(self.file_name).suffix.lower()
+        extension = os.path.splitext(self.file_name)[1].lower()  # noqa: PTH122 # five times as fast
         return {".jpeg": ".jpg", ".tiff": ".tif"}.get(extension, extension)
 
 
@@ -138,7 +138,8 @@ def _match_part(images: list[File], masks: list[File], known: Rule) -> Match:
 
 def _rules(images: list[File], masks: list[File], known: Rule) -> Iterator[Rule]:
     yield known
-    yield SAME_NAMES
+    if known != SAME_NAMES:
+        yield SAME_NAMES
     image, mask = _common_affixes(images, IMAGE_MARK), _common_affixes(masks, MASK_MARK)
     if not _differ_in_numbers(image, mask):
         yield image, mask

@@ -169,13 +169,13 @@ def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
 
 def describe_unread_lists(data_dir: Path, listing: Listing, pairs: Sequence[Pair]) -> list[str]:
     """A notice of text files that are named after a part, and begin with the name of an image or are empty."""
+    files = [file for file in walk(data_dir, listing=listing, endings=(".txt",)) if part_in([file.stem])]
+    names = {name for pair in pairs if files for name in (pair.image.name, pair.image.stem)}
     unread: list[Path] = []
-    names = {name for pair in pairs for name in (pair.image.name, pair.image.stem)} if pairs else set[str]()
-    for file in walk(data_dir, listing=listing, endings=(".txt",)):
-        if part_in([file.stem]):
-            with contextlib.suppress(OSError), input_files.open_file(file) as content:
-                words = content.read(2**12).decode("utf-8-sig", "replace").split()[:1]
-                unread += [file] if not words or words[0].replace("\\", "/").rpartition("/")[2] in names else []
+    for file in files:
+        with contextlib.suppress(OSError), input_files.open_file(file) as content:
+            words = content.read(2**12).decode("utf-8-sig", "replace").split()[:1]
+            unread += [file] if not words or words[0].replace("\\", "/").rpartition("/")[2] in names else []
     fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
     return [f"{first_few(unread)} {'are' if len(unread) > 1 else 'is'} not read; {fix}"] if unread else []
 
