@@ -119,6 +119,16 @@ def test_folders_that_are_set_are_used_instead_of_a_search(tmp_path, there, sett
     touch(tmp_path, *there)
     found = found_in(tmp_path, **dict(zip(("image_dir", "mask_dir"), settings, strict=True)))
     assert paths_in(tmp_path, found.pairs) == [tuple(f"{folder}/a.png" for folder in expected)]
+    (tmp_path / "other").mkdir()
+    around = found_in(tmp_path / "other/..", **dict(zip(("image_dir", "mask_dir"), settings, strict=True)))
+    assert paths_in(tmp_path / "other/..", around.pairs) == [tuple(f"{folder}/a.png" for folder in expected)]
+
+
+def test_folders_that_are_set_may_lie_outside_of_data_dir(tmp_path):
+    touch(tmp_path, "data/images", "data/masks", "truth/a.png")
+    for mask_dir in (str(tmp_path / "truth"), "../truth"):
+        (pair,) = found_in(tmp_path / "data", mask_dir=mask_dir).pairs
+        assert pair.mask.resolve() == tmp_path / "truth/a.png"
 
 
 # What is asked

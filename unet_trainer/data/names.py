@@ -191,14 +191,15 @@ def split_by_marks(files: Sequence[File]) -> list[tuple[list[File], list[File]]]
     extensions: dict[tuple[Part | None, str], set[str]] = defaultdict(set)
     for file in files:
         extensions[file.part, file.name].add(file.extension)
-    masks: dict[str, set[File]] = defaultdict(set)
+    marked: dict[str, set[File]] = defaultdict(set)
     for file in files:
         others = extensions[file.part, file.name]
         if len(others) > 1 and file.extension != ".jpg":
-            masks["beside a JPEG" if ".jpg" in others else file.extension].add(file)
+            marked["beside a JPEG" if ".jpg" in others else file.extension].add(file)
         for found in MASK_MARK.finditer(file.stem):
-            masks[found.group().lower()].add(file)
-    return [([file for file in files if file not in its], [*its]) for its in masks.values() if len(its) < len(files)]
+            marked[found.group().lower()].add(file)
+    masks = (its for its in marked.values() if len(its) < len(files))
+    return [([file for file in files if file not in its], [file for file in files if file in its]) for its in masks]
 
 
 def split_by_endings(files: Sequence[File]) -> tuple[list[File], list[File]]:

@@ -96,7 +96,8 @@ class _Search:
     def __init__(self, data_dir: Path, config: Config, listing: Listing) -> None:
         self.data_dir, self.root, self.listing = data_dir, data_dir, listing
         self.explicit: dict[Kind, str] = {kind: value for kind, key in KEYS.items() if (value := getattr(config, key))}
-        tops = {kind: Path(os.path.normpath(data_dir / value)) for kind, value in self.explicit.items()}
+        inside = {kind: os.path.relpath(data_dir / value, data_dir) for kind, value in self.explicit.items()}
+        tops = {kind: data_dir / path for kind, path in inside.items()}
         # Of images/ and images/masks/, the latter decides. A name that is no folder here is looked for in parts.
         by_depth = sorted(tops, key=lambda kind: -len(tops[kind].parts))
         self.tops = {kind: tops[kind] for kind in by_depth if tops[kind].is_dir()}
@@ -105,7 +106,7 @@ class _Search:
             self.tops.pop("mask", None)  # they lie side by side
         folders = [*listing.images(data_dir, self._follows)]
         for top in {*self.tops.values()}:
-            folders += [] if top.is_relative_to(data_dir) else listing.images(top)
+            folders += listing.images(top) if ".." in top.relative_to(data_dir).parts else []
         if folders and not self.explicit:
             folders = self._keep_voc(folders)
             # An archive may have put a folder around its content.

@@ -45,11 +45,8 @@ def find_class_files(images: list[File], masks: list[File]) -> MaskParts:
     for mask in masks:
         name, _, rest = mask.folder.partition("/")
         by_class[name].append(mask._replace(folder=rest))
-    if (
-        "" in by_class
-        or any(map(READERS.search, by_class))
-        or any(image.folder.partition("/")[0] in by_class for image in images)
-    ):
+    is_folder_of_images = any(image.folder.partition("/")[0] in by_class for image in images)
+    if "" in by_class or is_folder_of_images or any(map(READERS.search, by_class)):
         return {}
     matches = {name: match_names(images, files) for name, files in sorted(by_class.items())}
     if any(match.masks for match in matches.values()):
@@ -95,14 +92,12 @@ def _holds_two_values(mask: File) -> bool:
 
 def merge_masks(converter: Converter, parts: MaskParts, classes: Sequence[str]) -> list[Converted]:
     """One mask for each image: of its classes, or of its objects if there are no classes."""
-    conversions = [
-        Conversion(
-            f"{image.part or 'train'}/{image.name}", [file.path for _, file in files], partial(_merge, files, classes)
-        )
-        for image, files in parts.items()
-    ]
+    conversions = []
+    for image, files in parts.items():
+        name, paths = f"{image.part or 'train'}/{image.name}", [file.path for _, file in files]
+        conversions.append(Conversion(name, paths, partial(_merge, files, classes)))
     kind = "classes" if classes else "objects"
-    return converter.write(kind, list(classes), conversions, "Merging the masks of each image:")
+    return converter.write(kind, [*classes], conversions, "Merging the masks of each image:")
 
 
 def name_files(files: Sequence[tuple[str, File]]) -> str:
