@@ -298,6 +298,13 @@ def test_listed_names_without_an_image_block_unless_they_are_to_be_skipped(tmp_p
     assert "1 listed name without an image left out (unpaired: skip)" in skipped.notices
 
 
+def test_lists_of_which_no_image_is_there_are_one_problem(tmp_path):
+    layouts.voc(tmp_path)
+    for path in (tmp_path / "JPEGImages").iterdir():
+        path.rename(path.with_name(f"other_{path.name}"))
+    assert "6 names in ImageSets/Segmentation without an image" in refusal(tmp_path)
+
+
 def test_the_lists_of_cvat_are_the_split_and_a_line_is_a_name_with_its_spaces(tmp_path):
     parts = {"frame 1": "train", "frame 2": "val", "set a/frame 3": "test", "4": "train"}
     touch(tmp_path, *(f"JPEGImages/{name}.jpg" for name in parts), *(f"SegmentationClass/{name}.png" for name in parts))

@@ -119,7 +119,7 @@ class _Search:
             self.match = Match(self.match.rule, pairs, left, [])
         if not self.is_complete and not mask_suffix:
             self._find_parts(images, masks)
-        if not self.match.pairs and not self.parts:
+        if not (self.match.pairs or self.parts or self.unreadable or self.problems):
             where = " and ".join(map(str, dict.fromkeys([layout.image_dir, layout.mask_dir])))
             unpaired = _count_unpaired(self.match.images, self.match.masks)
             raise _ask_for_suffix(f"images and masks in {where} do not pair up: {unpaired}", images, masks)
@@ -227,13 +227,15 @@ class _Search:
                 pair = replace(pair, image_origin=self.origins.get(pair.image, ""))
             has_pages = mask.extension in MAY_HAVE_PAGES and stacks.has_pages(pair.mask)
             (with_pages if has_pages else pairs).append(pair)
+        if not self.match.pairs:
+            return [], how
         image, mask = min(self.match.pairs, key=lambda pair: (pair[0].part not in (None, "train"), pair[0].name))
         if self.match.rule != SAME_NAMES or self.config.mask_suffix or self.layout.is_one_folder:
             how = f"paired like {image.file_name} ↔ {mask.file_name}"
         if self.is_complete and is_result(mask.path):
             what = f"masks in {self.layout.mask_dir} were written by predict, such as {mask.file_name}"
             self.notices.append(f"{what}: training learns from what a model saw")
-        for part in {pair.part for pair in with_pages}:
+        for part in sorted({pair.part for pair in with_pages}, key=str):
             of_part = sorted((pair for pair in with_pages if pair.part == part), key=lambda pair: pair.name)
             pages = stacks.split_into_pages(self.place.converter, part or "train", of_part)
             pairs += [replace(page, part=part) for page in pages]

@@ -105,7 +105,7 @@ class _Search:
         if tops.get("image") == tops.get("mask"):
             self.tops.pop("mask", None)  # they lie side by side
         folders = [*listing.images(data_dir, self._follows)]
-        for top in {*self.tops.values()}:
+        for top in dict.fromkeys(self.tops.values()):
             folders += listing.images(top) if ".." in top.relative_to(data_dir).parts else []
         if folders and not self.explicit:
             folders = self._keep_voc(folders)
