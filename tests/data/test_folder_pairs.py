@@ -284,6 +284,8 @@ def test_the_lists_of_voc_are_the_split(tmp_path, place):
     folders = f"JPEGImages/ + {place and f'{place}/'}SegmentationClass/"
     assert found.rule.endswith(f"{folders}, same names; ImageSets/Segmentation/train.txt and val.txt")
     assert (found.blocking_message, found.notices) == ("", ("3 images in no list of ImageSets/Segmentation left out",))
+    folders = {"image_dir": f"{place}/JPEGImages".lstrip("/"), "mask_dir": f"{place}/SegmentationClass".lstrip("/")}
+    assert [pair.part for pair in found_in(tmp_path, **folders).pairs] == [part for _, part in expected]
 
 
 def test_listed_names_without_an_image_block_unless_they_are_to_be_skipped(tmp_path):

@@ -109,7 +109,7 @@ class _Search:
         images = self._drop_test_without_masks(images, {mask.part for mask in masks})
         self.division = layout.division
         if not self.division:
-            lists, self.division = voc_lists.read_lists(layout.root, self.place.listing, images)
+            lists, self.division = voc_lists.read_lists(layout.image_dir, self.place.listing, images)
             images = self._keep_listed(images, lists) if lists else images
         images, self.origins, self.unreadable = merged.join_channels(self.place.converter, images, masks)
         self.match = match_names(images, masks)

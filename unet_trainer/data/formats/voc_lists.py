@@ -16,14 +16,15 @@ LISTS = "ImageSets/Segmentation"
 Lists = dict[str, Part | None]  # name of a listed image → its part, None where it is to be divided
 
 
-def read_lists(root: Path, listing: Listing, images: Sequence[File]) -> tuple[Lists, str]:
-    """What the lists say, and how messages name them; empty without any."""
-    folders = [root / LISTS, *(folder / LISTS for folder in listing.subfolders(root))]  # VOC2007/, VOC2012/
-    if not (folders := [folder for folder in folders if folder.is_dir()]):
-        return {}, ""
-    known, parts, read = {image.name for image in images}, Lists(), dict[str, None]()
-    for folder in folders:
-        sequence = "" if folder == root / LISTS else f"{folder.parent.parent.name}/"
+def read_lists(image_dir: Path, listing: Listing, images: Sequence[File]) -> tuple[Lists, str]:
+    """What the lists beside the folder of images say, and how messages name them; empty without any."""
+    above = image_dir.parent
+    sequences = {"": above} if above.name != "*" else {f"{one.name}/": one for one in listing.subfolders(above.parent)}
+    folders = {
+        name: place / LISTS for name, place in sequences.items() if (place / LISTS).is_dir()
+    }  # VOC2007/, VOC2012/
+    known, parts, read = {image.name for image in images} if folders else set(), Lists(), dict[str, None]()
+    for sequence, folder in folders.items():
         texts = {Path(name).stem.lower(): name for name in listing.entries(folder).files if name.endswith(".txt")}
         files = {PARTS[name]: text for name, text in texts.items() if name in PARTS}  # of CVAT: Validation.txt
         if "trainval" in texts:
