@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unet_trainer.data.converted import FOREGROUND, SOFT_EDGE, Conversion, Converted, Converter
+from unet_trainer.data.converted import Conversion, Converted, Converter
 from unet_trainer.data.formats.stacks import read_pages
 from unet_trainer.data.names import MASK_WORDS, SEPARATOR, File, masks_by_ending, match_names
 from unet_trainer.data.pairs import Part, first_few
@@ -25,6 +25,8 @@ READERS = re.compile(
 NO_CLASS = re.compile(f"instance|color|colour|polygon|overlay|vis|edge|boundary|{READERS.pattern}", re.IGNORECASE)
 CHANNEL = re.compile(r"_\d{4}$")  # of nnU-Net: case_0000.png is the first channel of the case whose label is case.png
 NUM_LOOKED_AT = 3  # masks of each class
+FOREGROUND = 255
+SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
 
 MaskParts = dict[File, list[tuple[str, File]]]  # image → the files of its mask, each with its class; objects have none
 
