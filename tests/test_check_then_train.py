@@ -66,11 +66,11 @@ COLOURS = [(0, 0, 0), (255, 0, 0), (0, 0, 255)]
 # What docs/data.md names → what makes it, how many guesses check takes, and what is printed.
 LAYOUTS = {
     "same names": (layouts.plain, 0, "images/ + masks/, same names"),
-    "a common part": (layouts.renamed, 0, "paired like 21_training ↔ 21_manual1"),
-    "side by side": (layouts.marked, 0, "image and mask side by side, paired like 0 ↔ 0_mask"),
+    "a common part": (layouts.renamed, 0, "paired like 21_training.tif ↔ 21_manual1.png"),
+    "side by side": (layouts.marked, 0, "image and mask side by side, paired like 0.jpg ↔ 0_mask.png"),
     "two extensions": (layouts.side_by_side, 0, "image and mask side by side, paired like 0.jpg ↔ 0.png"),
     "train, val and test": (layouts.parts, 0, "folders train and val", "20 test kept for evaluate"),
-    "sequences": (layouts.sequences, 0, "*/images/ + */masks/ in 2 folders"),
+    "sequences": (layouts.sequences, 0, "*/images/ + */masks/, same names"),
     "PASCAL VOC": (layouts.voc, 0, "ImageSets/Segmentation/train.txt and val.txt", "9963 images in no list of"),
     "Cityscapes": (layouts.cityscapes, 1, "mask_suffix: _gtFine_labelTrainIds"),
     "2018 Data Science Bowl": (layouts.bowl, 0, "a mask file for each object, 29461 files merged"),

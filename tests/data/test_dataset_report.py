@@ -111,7 +111,7 @@ def test_a_table_is_named_where_nothing_else_says_which_files_are_images(data):
     (data.folder / "masks").rename(data.folder / "y")
     (data.folder / "y/5.png").unlink()
     (data.folder / "mine.csv").write_text("image;mask\nx/0.png;y/0.png\n")
-    unread = r"no folder of images.*\n  .*mine\.csv is not read; .* set split_file: mine\.csv"
+    unread = r"no folder of masks.*\n  .*mine\.csv is not read; .* set split_file: mine\.csv"
     with pytest.raises(DataError, match=unread):
         data.report()
 

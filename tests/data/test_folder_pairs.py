@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 
 import numpy as np
 import pytest
@@ -118,6 +119,16 @@ def test_folders_that_are_set_are_used_instead_of_a_search(tmp_path, there, sett
     touch(tmp_path, *there)
     found = found_in(tmp_path, **dict(zip(("image_dir", "mask_dir"), settings, strict=True)))
     assert paths_in(tmp_path, found.pairs) == [tuple(f"{folder}/a.png" for folder in expected)]
+    (tmp_path / "other").mkdir()
+    around = found_in(tmp_path / "other/..", **dict(zip(("image_dir", "mask_dir"), settings, strict=True)))
+    assert paths_in(tmp_path / "other/..", around.pairs) == [tuple(f"{folder}/a.png" for folder in expected)]
+
+
+def test_folders_that_are_set_may_lie_outside_of_data_dir(tmp_path):
+    touch(tmp_path, "data/images", "data/masks", "truth/a.png")
+    for mask_dir in (str(tmp_path / "truth"), "../truth"):
+        (pair,) = found_in(tmp_path / "data", mask_dir=mask_dir).pairs
+        assert pair.mask.resolve() == tmp_path / "truth/a.png"
 
 
 # What is asked
@@ -127,7 +138,7 @@ FIX = (
     "set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other folders, "
     "or split_file to a CSV with the columns image and mask"
 )
-HOLD, TWICE = "could hold the", "images and masks do not pair up:"
+HOLD, TWICE = "could hold the", "images and masks in ROOT/images and ROOT/masks do not pair up:"
 FOUR = ["a.jpg", "a_x.png", "b.jpg", "b_x.png"]
 QUESTIONS = {  # folders and files → the beginning of the message, and its end
     "two folders of images": (["images", "imgs", "masks"], f"image_dir: 2 folders in ROOT {HOLD} images: images/, imgs/; set one of these:\n  image_dir: images\n  image_dir: imgs", ""),
@@ -137,15 +148,15 @@ QUESTIONS = {  # folders and files → the beginning of the message, and its end
     "two folders of val": (["train/images", "train/masks", "val/images", "val/masks", "val/gt"], f"mask_dir: 2 folders in ROOT {HOLD} masks: val/gt/, val/", ""),
     "val without masks": (["train", "trainannot", "val"], "no masks of ROOT/val; ROOT holds train/, trainannot/, val/; add them, or to train and", ""),
     "DeepGlobe": (["train/1_sat.jpg", "train/1_mask.png", "valid/2_sat.jpg"], "no masks of ROOT/valid; ", "; set:\n  image_dir: train\n  mask_dir: train"),
-    "files beside test": (["a.png", "test/images"], "data_dir: no folder of images (images, imgs, ...) and no folder of masks", ""),
+    "files beside test": (["a.png", "test/images"], "cannot tell images from masks in ROOT: no folder of masks (masks, labels, ...), and no file is named like a mask (X_mask, gt_X, ...); ROOT holds test/; there is ", ""),
     "masks alone": (["masks"], "data_dir: no folder of images (images, imgs, ...) in ROOT; ROOT holds masks/; set image_dir to the folder to use, or", ""),
-    "unknown names": (["before", "after"], "data_dir: no folder of", "holds after/, before/; set image_dir and mask_dir to the folders to use, or split_file to a CSV"),
-    "one folder, no mark": (FOUR, "cannot tell images from masks in ROOT: no file is named like a mask (X_mask, ", "a_x.png, b_x.png; set:\n  mask_suffix: _x"),
+    "unknown names": (["before", "after"], "cannot tell images from masks in ROOT: no folder of masks (masks, labels, ...), and", f"ROOT holds after/, before/; there is after/a.png, before/a.png; {FIX}"),
+    "one folder, no mark": (FOUR, "cannot tell images from masks in ROOT: no folder of masks", "; there is a.jpg, b.jpg beside a_x.png, b_x.png; set:\n  mask_suffix: _x"),
     "one folder, two marks": (["a.jpg", "a_1stHO.png", "a_2ndHO.png"], "cannot tell images from masks in ROOT: several kinds", "set one of these:\n  mask_suffix: _1stHO\n  mask_suffix: _2ndHO"),
-    "one folder, two endings": (["a.tif", "a.png", "b.tif", "b.png"], "cannot tell", "a.png, a.tif, b.png, b.tif; set one of these:\n  mask_suffix: .png\n  mask_suffix: .tif"),
+    "one folder, two endings": (["a.tif", "a.png", "b.tif", "b.png"], "cannot tell", "a.png, a.tif, b.png and 1 more; set one of these:\n  mask_suffix: .png\n  mask_suffix: .tif"),
     "two kinds of masks": (["images/a.png", "masks/a_x.png", "masks/a_y.png"], "mask_suffix: ROOT/masks holds 2 kinds of masks", " for the same images; set one of these:\n  mask_suffix: _x\n  mask_suffix: _y"),
-    "two images of a name": (["images/a.bmp", "images/a.png", "masks/a.png"], f"{TWICE} ROOT/images/a.bmp, ROOT/images/a.png have", ", which says what belongs together"),
-    "two masks of a name": (["images/a.png", "masks/a.bmp", "masks/a.png"], f"{TWICE} ROOT/masks/a.bmp, ROOT/masks/a.png have", ":\n  mask_suffix: .bmp\n  mask_suffix: .png"),
+    "two images of a name": (["images/a.bmp", "images/a.png", "masks/a.png"], f"{TWICE} 2 images without a mask, 1 mask without an image; there is a.bmp, a.png beside a.png", FIX),
+    "two masks of a name": (["images/a.png", "masks/a.bmp", "masks/a.png"], f"{TWICE} 1 image without a mask, 2 masks without an image; there is a.png beside a.bmp, a.png", ":\n  mask_suffix: .bmp\n  mask_suffix: .png"),
     "a channel that is missing": (["imagesTr/a_0000.png", "imagesTr/a_0001.png", "imagesTr/b_0001.png", "labelsTr/a.png"], "image_dir: ROOT/imagesTr has 2 channel files for", "and for b b_0001.png; need b_0000, b_0001"),
 }  # fmt: skip
 
@@ -160,7 +171,7 @@ def test_what_could_be_meant_in_several_ways_is_one_question(tmp_path, name):
 
 
 @pytest.mark.parametrize(("settings", "there", "message"), [
-    ({"mask_suffix": "_y"}, FOUR, "mask_suffix: no name in ROOT ends in '_y'; there is a.jpg, b.jpg, a_x.png, b_x.png; set:\n  mask_suffix: _x"),
+    ({"mask_suffix": "_y"}, FOUR, "mask_suffix: no name in ROOT ends in '_y'; there is a.jpg, b.jpg beside a_x.png, b_x.png; set:\n  mask_suffix: _x"),
     ({"mask_dir": "labels"}, ["images", "masks"], "mask_dir: no folder ROOT/labels; ROOT holds images/, masks/; set one of these:\n  mask_dir: images\n"),
     ({"mask_dir": "a/b"}, ["images", "masks"], "mask_dir: no folder ROOT/a/b; ROOT holds images/, masks/"),
 ])  # fmt: skip
@@ -218,7 +229,7 @@ def test_as_many_masks_that_are_numbered_from_another_number_are_not_left_out_bu
 ])  # fmt: skip
 def test_different_numbers_or_names_are_never_paired(tmp_path, images, masks):
     touch(tmp_path, *(f"images/{stem}.png" for stem in images), *(f"masks/{stem}.png" for stem in masks))
-    assert FIX in refusal(tmp_path)
+    assert re.search("images? without a mask", refusal(tmp_path))
 
 
 WORDS = ["", "", "_mask", "img_", "_training", "_manual1", "man_seg", "t", "-GT", " (copy)"]
@@ -273,6 +284,8 @@ def test_the_lists_of_voc_are_the_split(tmp_path, place):
     folders = f"JPEGImages/ + {place and f'{place}/'}SegmentationClass/"
     assert found.rule.endswith(f"{folders}, same names; ImageSets/Segmentation/train.txt and val.txt")
     assert (found.blocking_message, found.notices) == ("", ("3 images in no list of ImageSets/Segmentation left out",))
+    folders = {"image_dir": f"{place}/JPEGImages".lstrip("/"), "mask_dir": f"{place}/SegmentationClass".lstrip("/")}
+    assert [pair.part for pair in found_in(tmp_path, **folders).pairs] == [part for _, part in expected]
 
 
 def test_listed_names_without_an_image_block_unless_they_are_to_be_skipped(tmp_path):
@@ -285,6 +298,13 @@ def test_listed_names_without_an_image_block_unless_they_are_to_be_skipped(tmp_p
     skipped = found_in(tmp_path, **problem.settings)
     assert (len(skipped.pairs), skipped.blocking_message) == (layouts.COUNT - 1, "")
     assert "1 listed name without an image left out (unpaired: skip)" in skipped.notices
+
+
+def test_lists_of_which_no_image_is_there_are_one_problem(tmp_path):
+    layouts.voc(tmp_path)
+    for path in (tmp_path / "JPEGImages").iterdir():
+        path.rename(path.with_name(f"other_{path.name}"))
+    assert "6 names in ImageSets/Segmentation without an image" in refusal(tmp_path)
 
 
 def test_the_lists_of_cvat_are_the_split_and_a_line_is_a_name_with_its_spaces(tmp_path):
@@ -313,7 +333,9 @@ def test_pages_belong_to_the_part_of_their_file(tmp_path):
 def test_lists_that_are_not_read_are_named(tmp_path):
     touch(tmp_path, "images/0.png", "images/1.png", "masks/0.png", "masks/1.png", "train.txt", "val.txt")
     (notice,) = found_in(tmp_path).notices
-    assert notice.startswith(f"{tmp_path / 'train.txt'} and val.txt are not read; to divide the images as they do")
+    assert notice.startswith(
+        f"{tmp_path / 'train.txt'}, {tmp_path / 'val.txt'} are not read; to divide the images as they do"
+    )
     for name in ("train.txt", "val.txt"):
         (tmp_path / name).write_text("epoch 1\n")  # a log
     assert found_in(tmp_path).notices == ()

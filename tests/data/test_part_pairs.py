@@ -8,6 +8,8 @@ import pytest
 from helpers.layouts import write
 from unet_trainer.config.load import load_config
 from unet_trainer.data.find import find_dataset
+from unet_trainer.data.pairs import Question
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.row_writers import PngWriter
 from unet_trainer.system.console import Console
@@ -46,7 +48,7 @@ def test_one_file_an_object_becomes_a_mask_of_all_objects(data, find):
             write(data / name / "masks" / f"{name}{number:04x}.png", disc(2 + 3 * number, 3))
     found = find()
     assert [pair.name for pair in found.pairs] == ["0a/0a", "1b/1b", "2c/2c"]
-    assert found.rule == "*/images/ + */masks/ in 3 folders, a mask file for each object, 6 files merged"
+    assert found.rule == "*/images/ + */masks/, a mask file for each object, 6 files merged"
     np.testing.assert_array_equal(read_mask(found.pairs[2].mask), disc(2, 3) | disc(5, 3) | disc(8, 3))
     assert found.pairs[2].shown_mask == f"{data / '2c/masks/2c0000.png'} and 2 more"
     assert (found.blocking_message, found.notices, found.num_classes) == ("", (), None)
@@ -79,23 +81,20 @@ def test_one_folder_a_class_becomes_masks_of_class_ids(data, find):
 
 def test_masks_of_several_readers_are_not_merged(data, find):
     write_whales(data, names=("annotator1", "annotator2"))
-    assert "without a mask" in find().blocking_message
+    with pytest.raises(Question, match="3 images without a mask, 5 masks without an image"):
+        find()
     assert len(find(mask_dir="masks/annotator1").pairs) == 3
 
 
-def test_folders_of_which_each_image_is_in_one_are_batches_and_the_lines_for_classes_are_said(data, find):
+def test_folders_of_which_each_image_is_in_one_may_be_batches_or_classes(data, find):
     write_whales(data, sea=(0, 1), whale=(2,))
-    found = find()
-    assert (len(found.pairs), found.class_names) == (3, None)
-    assert found.notices == (
-        f"the folders in {data / 'masks'} are parts of one set; if they are classes, set "
-        "class_names: [background, sea, whale]",
-    )
+    with pytest.raises(Question, match=r"one of .*masks/sea, whale; if these are classes; set:\n  class_names: \[back"):
+        find()
     assert find(**WHALE).class_names == ("background", "sea", "whale")
 
 
 def test_validation_has_the_classes_of_train(data, find):
-    for part, names in (("train", ("sea", "whale")), ("val", ("whale",)), ("test", ("boat", "whale"))):
+    for part, names in (("train", ("sea", "whale")), ("val", ("whale",))):
         for index in range(2):
             write(data / part / f"images/{index}.png", noise(index))
             for number, name in enumerate(names):
@@ -104,9 +103,9 @@ def test_validation_has_the_classes_of_train(data, find):
     assert found.class_names == ("background", "sea", "whale")
     val = [pair for pair in found.pairs if pair.part == "val"]
     assert sorted(np.unique(read_mask(val[0].mask))) == [0, 2]  # not 1: whale is the second class
-    assert found.test == ()
-    assert found.notices[-1].startswith("test/images/ cannot be used by evaluate: ")
-    assert "holds classes that the training masks do not have: boat" in found.notices[-1]
+    (data / "val/masks/whale").rename(data / "val/masks/boat")
+    with pytest.raises(DataError, match="holds masks of boat in val or test alone; need the classes that train has"):
+        find()
 
 
 def test_masks_that_are_all_results_are_trained_on_and_told(data, find):

@@ -17,7 +17,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.data.csv_tables import MAX_HEADER, read_header
 from unet_trainer.data.listing import Listing, describe_results, list_files, walk
 from unet_trainer.data.names import part_in
-from unet_trainer.data.pairs import Pair, Part, composed, first_few, path_in
+from unet_trainer.data.pairs import Pair, Part, Question, composed, first_few, path_in
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, describe_file
@@ -63,7 +63,7 @@ ALONG_ROWS = "has run lengths that may go along the rows; need them down the col
 UNKNOWN = "is of no tool that is read, and has the name of an image; if it annotates it, export COCO; else add masks"
 
 
-class UnknownAnnotations(DataError):
+class UnknownAnnotations(Question):
     """There are annotations, none of them of a format that is read."""
 
 

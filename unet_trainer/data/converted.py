@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+
 from unet_trainer.data.pairs import Pair
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import DataError, file_stamp
@@ -17,7 +19,7 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console
-from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
+from unet_trainer.system.json_cache import read_cache, write_cache
 from unet_trainer.system.resources import count_cores
 
 FORMAT, INDEX = 2, "index.json"
@@ -59,7 +61,7 @@ class Converter:
         folder = self.checkpoint_dir.absolute() / ".converted" / name
         index: Index = {}
         with contextlib.suppress(ValueError):
-            index = from_plain(Index, read_cache(folder / INDEX))
+            index = TypeAdapter(Index).validate_python(read_cache(folder / INDEX))
         names = [ascii(conversion.name) for conversion in conversions]  # JSON takes no broken UTF-8
         made = [Converted(folder / f"{conversion.name}{conversion.extension}", {}) for conversion in conversions]
         sources = [_digest_files(conversion.sources) for conversion in conversions]

@@ -16,6 +16,8 @@ CHECKPOINT_DIR_HOLDS = (".scan", ".converted", ".given", ".shards")  # one of th
 RUN_FOLDER_HOLDS = ("config.yaml", "split.csv")  # both
 PICTURES = ("check", "mlruns")  # folders of pictures in a checkpoint_dir, beside the above or runs
 
+ENDINGS = tuple(IMAGE_EXTENSIONS)
+
 Follows = Callable[[Path], bool]  # whether a link to a folder is
 
 
@@ -37,20 +39,20 @@ class Listing:
             found: list[os.DirEntry[str]] = []
             with contextlib.suppress(OSError, ValueError), os.scandir(folder) as entries:
                 found = sorted(entries, key=lambda entry: entry.name)
-            links = {entry.name for entry in found if entry.is_symlink()}  # as a Path: one may lead in a circle
-            inner = [entry.name for entry in found if (Path(entry) if entry.name in links else entry).is_dir()]
-            folders = {name: name in links for name in inner}
+            # A link is asked as a Path: it may lead in a circle.
+            inner = [each for each in found if (Path(each) if each.is_symlink() else each).is_dir()]
+            folders = {entry.name: entry.is_symlink() for entry in inner}
             files = [entry.name for entry in found if entry.name not in folders and not entry.name.startswith(".")]
             self._entries[folder] = Entries(folders, files)
         return self._entries[folder]
 
     def subfolders(self, folder: Path) -> list[Path]:
         """The folders in a folder that may hold data."""
-        names = self.entries(folder).folders
-        ours = {name for name in names if not name.startswith(".") and self._is_ours(folder / name)}
-        if ours or not names.keys().isdisjoint(CHECKPOINT_DIR_HOLDS):
+        names = [name for name in self.entries(folder).folders if not name.startswith(".")]
+        ours = {name for name in names if self._is_ours(folder / name)}
+        if ours or not self.entries(folder).folders.keys().isdisjoint(CHECKPOINT_DIR_HOLDS):
             ours |= {*PICTURES}
-        return [folder / name for name in names if not name.startswith(".") and name not in ours]
+        return [folder / name for name in names if name not in ours]
 
     def _is_ours(self, folder: Path) -> bool:
         """Whether it is a run's folder, or a checkpoint_dir and not the folder of the data too."""
@@ -66,14 +68,15 @@ class Listing:
         waiting = [folder]
         while waiting:
             yield (here := waiting.pop())
-            inner, are_links = self.subfolders(here), self.entries(here).folders
-            waiting += reversed([each for each in inner if not are_links[each.name] or (follows and follows(each))])
+            are_links = self.entries(here).folders
+            inner = [each for each in self.subfolders(here) if not are_links[each.name] or (follows and follows(each))]
+            waiting += reversed(inner)
 
     def images(self, folder: Path, follows: Follows | None = None) -> Iterator[tuple[Path, list[str]]]:
         """Each folder with the names of its image files, or of its volumes if it has none."""
         for place in self.walk_folders(folder, follows):
             names = self.entries(place).files
-            images = [name for name in names if name.lower().endswith((*IMAGE_EXTENSIONS,))]
+            images = [name for name in names if name.lower().endswith(ENDINGS)]
             if found := images or [name for name in names if name.lower().endswith(VOLUME_EXTENSIONS)]:
                 yield place, found
 
@@ -89,24 +92,19 @@ def walk(
 
 def list_files(folder: Path, follows: Follows | None = None, listing: Listing | None = None) -> list[Path]:
     """The image files of a folder and its subfolders, sorted in each."""
-    return [*walk(folder, follows, listing, (*IMAGE_EXTENSIONS,))]
+    return [*walk(folder, follows, listing, ENDINGS)]
 
 
-def refuse_unreadable(data_dir: Path, others: Sequence[str | None] = (), listing: Listing | None = None) -> None:
-    """Raises DataError for the first folder that this user may not list or search: it would look empty. That is
-    data_dir, one above it, one below it, or one of `others`, relative to it."""
-    listing, named = listing or Listing(), [data_dir, *(data_dir / other for other in others if other is not None)]
+def refuse_missing(data_dir: Path, others: Sequence[str | None], listing: Listing) -> None:
+    """Raises DataError where data_dir is no folder, and for the first folder that this user may not list or search: it
+    would look empty. That is data_dir, one above it, one below it, or one of `others`, relative to it."""
+    named = [data_dir, *(data_dir / other for other in others if other is not None)]
     below = [inner for folder in listing.walk_folders(data_dir) for inner in listing.subfolders(folder)]  # links too
-    modes = {place: os.X_OK for folder in named for place in folder.absolute().parents}
+    modes = dict.fromkeys((above for folder in named for above in folder.absolute().parents), os.X_OK)
     for folder, mode in sorted((modes | dict.fromkeys([*named, *below], os.R_OK | os.X_OK)).items()):
         if folder.is_dir() and not os.access(folder, mode):
             fix = "need the permissions r and x on it (chmod u+rx), or another user"
             raise DataError(f"data_dir: {folder} cannot be read (Permission denied); {fix}")
-
-
-def refuse_missing(data_dir: Path, others: Sequence[str | None], listing: Listing) -> None:
-    """As refuse_unreadable, and where data_dir is no folder."""
-    refuse_unreadable(data_dir, others, listing)
     if not data_dir.is_dir():
         what = "is not a folder" if data_dir.exists() else "does not exist"
         raise DataError(f"data_dir: {data_dir} {what}; need a folder with images/ and masks/")

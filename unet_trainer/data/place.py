@@ -1,7 +1,7 @@
 """A place with data, as formats are asked for the pairs in it: its folders are listed once, and what a format has to
 say besides its pairs is kept here."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,20 @@ from unet_trainer.system.console import Console
 
 @dataclass
 class Place:
-    """data_dir, and what the format that reads it says of its pairs."""
+    """data_dir, and what the format that reads it says of its pairs: see FoundPairs."""
 
     data_dir: Path
     checkpoint_dir: Path
     console: Console | None = None
     listing: Listing = field(default_factory=Listing)
     shared: dict[str, Any] = field(default_factory=dict)  # what one format reads for others
-    rule: str = ""  # how the pairs were found
-    problems: list[Problem] = field(default_factory=list)  # why they cannot be trained on
-    notices: list[str] = field(default_factory=list)  # what the user should know
-    class_names: tuple[str, ...] | None = None  # by class id, if what the masks were made from says them
-    class_file: tuple[str, str] | None = None  # name and text of the file that names the classes, where shards hold it
-    folders: tuple[str, str] | None = None  # image_dir and mask_dir that find the pairs, where neither is set
-    unused: list[Pair] = field(default_factory=list)  # that a run's split.csv leaves out
+    rule: str = ""
+    problems: list[Problem] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    class_names: tuple[str, ...] | None = None
+    class_file: tuple[str, str] | None = None
+    folders: tuple[str, str] | None = None
+    unused: list[Pair] = field(default_factory=list)
 
     @classmethod
     def of(cls, config: Config, console: Console | None = None) -> "Place":
@@ -44,17 +44,13 @@ class Place:
         return Place(self.data_dir, self.checkpoint_dir, self.console, self.listing, self.shared)
 
     def take(self, found: FoundPairs) -> list[Pair]:
-        """The pairs; what else was found is kept."""
-        self.rule, self.class_names, self.class_file, self.folders = (
-            found.rule, found.class_names, found.class_file, found.folders,
-        )  # fmt: skip
-        self.problems += found.problems
-        self.notices += found.notices
-        self.unused += found.unused
+        """The pairs of what is read for runs too, a table or shards; what else was found is kept."""
+        self.rule, self.class_names, self.class_file = found.rule, found.class_names, found.class_file
+        self.problems, self.notices, self.unused = [*found.problems], [*found.notices], [*found.unused]
         return [*found.pairs, *found.test]
 
     def found(self, pairs: list[Pair]) -> FoundPairs:
         """The pairs that a format gave, with what it said."""
         used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
-        result = FoundPairs(used, self.rule, tuple(self.problems), test, tuple(self.unused), tuple(self.notices))
-        return replace(result, class_names=self.class_names, class_file=self.class_file, folders=self.folders)
+        said = tuple(self.problems), test, tuple(self.unused), tuple(self.notices)
+        return FoundPairs(used, self.rule, *said, self.class_names, self.class_file, self.folders)

@@ -6,7 +6,8 @@ import csv
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from unet_trainer.data.converted import Converter
 from unet_trainer.data.csv_tables import Row, read_header, read_table
 from unet_trainer.data.formats.large_image import cut_blocks
 from unet_trainer.data.listing import Listing, refuse_missing, resolved, walk
-from unet_trainer.data.names import PARTS
+from unet_trainer.data.names import PARTS, part_in
 from unet_trainer.data.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, first_few, path_in
 from unet_trainer.data.place import Place
 from unet_trainer.data.shards import find_in_shards
 from unet_trainer.data.splits import UNUSED, Split
 from unet_trainer.images.file_bytes import DataError, is_file
+from unet_trainer.system import input_files
 from unet_trainer.system.console import counted, csv_line
 
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
@@ -34,9 +36,8 @@ def find(place: Place, config: Config) -> list[Pair] | None:
         return None
     tables = list(dict.fromkeys([Path(config.split_file), place.data_dir / config.split_file]))
     if (path := next((each for each in tables if each.is_file()), None)) is None:
-        raise DataError(f"split_file: no file {' or '.join(str(each) for each in tables)}")
-    stored = find_in_shards(config, place.console, place.listing)
-    if stored is None:
+        raise DataError(f"split_file: no file {' or '.join(map(str, tables))}")
+    if (stored := find_in_shards(config, place.console, place.listing)) is None:
         refuse_missing(place.data_dir, [config.image_dir, config.mask_dir], place.listing)
     pairs = place.take(read_split_csv(path, place.data_dir, stored, place.converter))
     if config.group_pattern and any(pair.group for pair in pairs):
@@ -51,34 +52,33 @@ def read_split_csv(
     """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem.
 
     `now`: pairs that are there; rows of the same name stand for those whose files were made from others."""
-    rows, there = _read_rows(path), (*now.pairs, *now.test) if now else ()
+    there = (*now.pairs, *now.test) if now else ()
     made = {pair.name: pair for pair in there if pair.box is None and (pair.image_origin or pair.mask_origin)}
     stored = {file: file for pair in there for file in (pair.image, pair.mask)}  # of shards, those that can be read
-    pairs, test, unused, problems = list[Pair](), list[Pair](), list[Pair](), list[str]()
+    pairs, unused, problems, num_unusable = list[Pair](), list[Pair](), list[str](), 0
     gone: Counter[Path | None] = Counter()  # folders, by the number of rows that have files there
     lines: dict[tuple[Path, str], int] = {}
-    num_unusable = 0  # rows of test
-    for number, row in rows:
+    for number, row in _read_rows(path):
         pair, problem = _read_pair(row, data_dir, made, stored)
         if row.get("split", "").strip() == UNUSED:
             unused.append(pair)
             continue
         missing = [] if problem else [file for file in pair.user_files if not is_file(file)]
         place = pair.user_files[0], row.get(BOX, "").strip()
+        folders = [_missing_folder(file, data_dir) for file in missing]
         if missing:
             problem = f"no file {' and no file '.join(map(str, missing))}"
         elif not problem and (first := lines.setdefault(place, number)) != number:
             problem = f"{place[0]} is in line {first} too"
-        folders = dict.fromkeys(_missing_folder(file, data_dir) for file in missing)
-        if not problem:
-            (test if pair.part == "test" else pairs).append(pair)
-        elif pair.part == "test":
+        if problem and pair.part == "test":  # stops no training
             num_unusable += 1
-        elif folders and None not in folders:
-            gone.update([*folders])
-        else:
+        elif folders and all(folders):
+            gone.update(dict.fromkeys(folders, 1))
+        elif problem:
             problems.append(f"line {number}: {problem}")
-    if len({pair.part is None for pair in pairs}) > 1:
+        else:
+            pairs.append(pair)
+    if len({pair.part is None for pair in pairs if pair.part != "test"}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
     problems = [*(f"no folder {folder} ({counted(count, 'row')})" for folder, count in gone.items()), *problems]
     if problems:
@@ -86,13 +86,13 @@ def read_split_csv(
         if not pairs and not gone:
             more.append("Paths are as seen from data_dir, such as images/a.png, in UTF-8")
         raise DataError("\n  ".join([f"split_file: {path}:", *problems[:NUM_NAMED], *more]))
-    if not pairs:
+    if all(pair.part == "test" for pair in pairs):
         raise DataError(f"split_file: {path} has no row of train or val")
+    if converter is not None and any(pair.box for pair in pairs):
+        pairs = cut_blocks(converter, pairs)
+    used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
     left_out = f"{counted(num_unusable, 'row')} of test in {path.name} that cannot be used left out"
-    if converter is not None and any(pair.box for pair in (*pairs, *test)):
-        pairs, test = cut_blocks(converter, pairs), cut_blocks(converter, test)
-    notices = (left_out,) if num_unusable else ()
-    return FoundPairs(tuple(pairs), path.name, test=tuple(test), unused=tuple(unused), notices=notices)
+    return FoundPairs(used, path.name, (), test, tuple(unused), (left_out,) if num_unusable else ())
 
 
 def _read_pair(row: Row, data_dir: Path, made: Mapping[str, Pair], stored: Mapping[Path, Path]) -> tuple[Pair, str]:
@@ -103,21 +103,21 @@ def _read_pair(row: Row, data_dir: Path, made: Mapping[str, Pair], stored: Mappi
     image, mask = stored.get(image, image), stored.get(mask, mask)
     name = row["name"] if cells["name"] else path_in(data_dir, image).removesuffix(image.suffix)
     group = row.get("group", "") if "name" in row else cells["group"]  # a run's own are not stripped
-    known, origins = made.get(name), ("", "")
-    if known is not None:
-        image, mask, origins = known.image, known.mask, (known.image_origin, known.mask_origin)
-    pair = Pair(name, image, mask, part, group, *origins, cells["content"])
+    pair = Pair(name, image, mask, part, group, content=cells["content"])
+    if known := made.get(name):
+        pair = replace(known, part=part, group=group, content=cells["content"])
+        image, mask = known.image, known.mask
     if part is None and cells["split"]:
         return pair, f"split {cells['split']!r}; need train, val or test"
     if known is None and not (cells["image"] and cells["mask"]):
         return pair, "need an image and a mask"
     if not place:
         return pair, ""
-    is_box = re.fullmatch(r"[0-9]{1,9}( +[0-9]{1,9}){3}", place)
-    box = Box(image, mask, *map(int, place.split())) if is_box else None
-    if box is None or box.top >= box.bottom or box.left >= box.right:
-        return pair, f"{BOX} {place!r}; need top, left, bottom and right in pixels, such as 0 0 512 512"
-    return box.pair(name if cells["name"] else box.name_in(name), part, group, cells["content"]), ""
+    if re.fullmatch(r"[0-9]{1,9}( +[0-9]{1,9}){3}", place):
+        box = Box(image, mask, *map(int, place.split()))
+        if box.top < box.bottom and box.left < box.right:
+            return box.pair(name if cells["name"] else box.name_in(name), part, group, cells["content"]), ""
+    return pair, f"{BOX} {place!r}; need top, left, bottom and right in pixels, such as 0 0 512 512"
 
 
 def _find_file(data_dir: Path, cell: str) -> Path:
@@ -152,9 +152,8 @@ def _read_rows(path: Path) -> list[tuple[int, Row]]:
 
 def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
     """What to set to use the CSV files with columns of images and masks, a line if there are some."""
-    files = walk(data_dir, listing=listing, endings=(".csv", ".tsv"))
     tables, others = [], set[str]()
-    for file in islice(files, MAX_TABLES):
+    for file in islice(walk(data_dir, listing=listing, endings=(".csv", ".tsv")), MAX_TABLES):
         with contextlib.suppress(OSError, csv.Error):
             columns = {*read_header(file)} - {""}
             if {"image", "mask"} <= columns and ("split" in columns or columns <= {*COLUMNS, BOX}):
@@ -166,6 +165,19 @@ def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
     without = f", without its columns {first_few(sorted(others))}" if others else ""
     use = f"to use the pairs and the split there, set split_file: {value}{without}"
     return [f"{first_few(tables)} {verb} not read; {use}"]
+
+
+def describe_unread_lists(data_dir: Path, listing: Listing, pairs: Sequence[Pair]) -> list[str]:
+    """A notice of text files that are named after a part, and begin with the name of an image or are empty."""
+    files = [file for file in walk(data_dir, listing=listing, endings=(".txt",)) if part_in([file.stem])]
+    names = {name for pair in pairs if files for name in (pair.image.name, pair.image.stem)}
+    unread: list[Path] = []
+    for file in files:
+        with contextlib.suppress(OSError), input_files.open_file(file) as content:
+            words = content.read(2**12).decode("utf-8-sig", "replace").split()[:1]
+            unread += [file] if not words or words[0].replace("\\", "/").rpartition("/")[2] in names else []
+    fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
+    return [f"{first_few(unread)} {'are' if len(unread) > 1 else 'is'} not read; {fix}"] if unread else []
 
 
 def split_csv_text(split: Split, data_dir: Path) -> str:
