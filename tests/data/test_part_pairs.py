@@ -104,8 +104,23 @@ def test_validation_has_the_classes_of_train(data, find):
     val = [pair for pair in found.pairs if pair.part == "val"]
     assert sorted(np.unique(read_mask(val[0].mask))) == [0, 2]  # not 1: whale is the second class
     (data / "val/masks/whale").rename(data / "val/masks/boat")
-    with pytest.raises(DataError, match="holds masks of boat in val or test alone; need the classes that train has"):
+    with pytest.raises(DataError, match=r"val/images/0\.png has masks of boat; need the classes that train has"):
         find()
+
+
+def test_what_is_wrong_with_test_alone_stops_no_training(data, find):
+    for part, names in (("train", ("sea", "whale")), ("test", ("sea", "boat"))):
+        for index in range(3):
+            write(data / part / f"images/{index}.png", noise(index))
+            for number, name in enumerate(names[: 1 + index]):
+                write(data / part / f"masks/{name}/{index}.png", disc(3 + 5 * number, 4, 2))
+    (data / "test/masks/sea/0.png").write_bytes(b"damaged")
+    found = find()
+    assert (len(found.pairs), found.test, found.problems) == (3, (), ())
+    (notice,) = [notice for notice in found.notices if "of test left out" in notice]
+    assert "3 of test left out: " in notice
+    assert "test/images/1.png has masks of boat" in notice
+    assert "sea/0.png: " in notice
 
 
 def test_masks_that_are_all_results_are_trained_on_and_told(data, find):

@@ -90,6 +90,7 @@ class _Search:
     origins: dict[Path, str] = field(default_factory=dict)  # what messages call images made from several files
     division: str = ""  # how the images are divided into train and val, if they are
     unreadable: list[str] = field(default_factory=list)
+    left_out_of_test: list[str] = field(default_factory=list)  # with what is wrong: it stops no training
     problems: list[Problem] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
@@ -209,6 +210,8 @@ class _Search:
             pairs = [replace(pair, group="") if pair.group else pair for pair in pairs]
         if self.unreadable:
             self.problems.append(Problem("unreadable", *UNREADABLE, tuple(self.unreadable), "repair these files"))
+        if bad := self.left_out_of_test:
+            self.notices.append(f"{len(bad)} of test left out: {first_few(bad, NUM_NAMED)}")
         self._describe_unpaired(sum(pair.part != "test" for pair in pairs))
         if not self.division:
             self.notices += describe_unread_lists(place.data_dir, place.listing, pairs)
@@ -237,30 +240,45 @@ class _Search:
             self.notices.append(f"{what}: training learns from what a model saw")
         for part in sorted({pair.part for pair in with_pages}, key=str):
             of_part = sorted((pair for pair in with_pages if pair.part == part), key=lambda pair: pair.name)
-            pages = stacks.split_into_pages(self.place.converter, part or "train", of_part)
+            try:
+                pages = stacks.split_into_pages(self.place.converter, part or "train", of_part)
+            except DataError as error:
+                self._refuse(part, str(error))
+                continue
             pairs += [replace(page, part=part) for page in pages]
             how += f", {counted(len(pages), 'page')} of {counted(len(of_part), 'stack')}"
         return pairs, how + (", the channels of each image joined" if self.origins else "")
 
     def _merge_parts(self) -> tuple[list[Pair], str]:
         """One mask for each image: of its classes, or of its objects if there are no classes."""
-        classes = [name for name in self.classes if name]
-        if unknown := {name for files in self.parts.values() for name, _ in files} - {*self.classes}:
-            there = f"{self.layout.mask_dir} holds masks of {first_few(sorted(unknown))} in val or test alone"
-            raise DataError(f"{there}; need the classes that train has")
-        written = merged.merge_masks(self.place.converter, self.parts, classes)
-        self.unreadable += [mask.problem for mask in written if mask.problem]
-        pairs = [
-            Pair(image.name, image.path, mask.path, image.part, mask_origin=merged.name_files(files))
-            for (image, files), mask in zip(self.parts.items(), written, strict=True)
-            if not mask.problem
-        ]
+        classes, parts = [name for name in self.classes if name], dict[File, list[tuple[str, File]]]()
+        for image, files in self.parts.items():
+            if unknown := {name for name, _ in files} - {*self.classes}:
+                what = f"{image.path} has masks of {first_few(sorted(unknown))}"
+                self._refuse(image.part, f"{what}; need the classes that train has")
+            else:
+                parts[image] = files
+        pairs, written = list[Pair](), merged.merge_masks(self.place.converter, parts, classes)
+        for (image, files), mask in zip(parts.items(), written, strict=True):
+            if not mask.problem:
+                origin = merged.name_files(files)
+                pairs.append(Pair(image.name, image.path, mask.path, image.part, mask_origin=origin))
+            elif image.part == "test":
+                self._refuse("test", mask.problem)
+            else:
+                self.unreadable.append(mask.problem)
         if not classes:
             return pairs, f"a mask file for each object, {sum(map(len, self.parts.values()))} files merged"
         self.notices += merged.describe_overlap(written, classes)
         has_background = any(mask.facts.get("background") for mask in written)
         self.place.class_names = (*(["background"] if has_background else []), *classes)
         return pairs, f"a mask file for each class: {', '.join(classes)}"
+
+    def _refuse(self, part: Part | None, problem: str) -> None:
+        """Raises DataError, but for a part that training does not touch."""
+        if part != "test":
+            raise DataError(problem)
+        self.left_out_of_test.append(problem)
 
     def _describe_unpaired(self, num_pairs: int) -> None:
         """Files without a partner, each with the fix; of test only a notice."""
