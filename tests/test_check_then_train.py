@@ -78,6 +78,7 @@ LAYOUTS = {
     "stacks": (layouts.stacks, 0, "30 pages of 1 stack"),
     "images without masks": (layouts.few_masks, 1, "unpaired: skip  # GUESS: 352 images without a mask in masks"),
     "several folders of masks": (layouts.two_folders_of_masks, 1, "mask_dir: labels", "#   mask_dir: masks"),
+    "folders of any names": (layouts.other_names, 1, "mask_dir: by hand", "#   mask_dir: raw"),
     "masks of another size": (layouts.other_sizes, 1, "resize_masks: true  # GUESS: 328 masks of another size than"),
     "results of predict": (layouts.with_results, 0, "9 results of predict left out, such as images/0.png"),
     "a video": (layouts.video, 0, "split: blocks"),

@@ -144,6 +144,12 @@ def two_folders_of_masks(data):
         write(data / f"labels/{index}.png", disc(index, 1))
 
 
+def other_names(data):
+    plain(data)
+    (data / "images").rename(data / "raw")
+    (data / "masks").rename(data / "by hand")
+
+
 # Annotations of the disc's bounding square
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from unet_trainer.config.schema import Config
 from unet_trainer.data.annotations import describe_other_files
 from unet_trainer.data.formats import merged, stacks, voc_lists
-from unet_trainer.data.formats.layouts import KEYS, Layout, contents, find_layout
+from unet_trainer.data.formats.layouts import KEYS, Layout, contents, find_layout, propose_folders
 from unet_trainer.data.formats.table import describe_unread_lists, describe_unread_tables
 from unet_trainer.data.listing import describe_results, refuse_missing
 from unet_trainer.data.names import (
@@ -121,6 +121,8 @@ class _Search:
         if not self.is_complete and not mask_suffix:
             self._find_parts(images, masks)
         if not (self.match.pairs or self.parts or self.unreadable or self.problems):
+            if layout.is_one_folder:
+                self._ask_for_folders()
             where = " and ".join(map(str, dict.fromkeys([layout.image_dir, layout.mask_dir])))
             unpaired = _count_unpaired(self.match.images, self.match.masks)
             raise _ask_for_suffix(f"images and masks in {where} do not pair up: {unpaired}", images, masks)
@@ -147,9 +149,17 @@ class _Search:
             return (complete or splits)[0]
         why = "several kinds of names could be masks"
         if not splits:
+            self._ask_for_folders()
             why = "no folder of masks (masks, labels, ...), and no file is named like a mask (X_mask, gt_X, ...)"
             why = f"{why}; {contents(self.layout.root, self.place.listing)}"
         raise _ask_for_suffix(f"cannot tell images from masks in {folder}: {why}", *by_ending)
+
+    def _ask_for_folders(self) -> None:
+        """Raises Question where two folders that are not named for images and masks hold files that pair up."""
+        layout, place = self.layout, self.place
+        if choices := propose_folders(place.data_dir, layout.root, layout.images):
+            there = contents(layout.root, place.listing)
+            raise Question(f"cannot tell the folder of images from that of masks: {there}", *choices)
 
     def _drop_test_without_masks(self, images: list[File], parts: set[Part | None]) -> list[File]:
         """The images; those of test may lack masks, which stops no training, those of val may not."""

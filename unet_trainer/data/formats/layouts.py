@@ -6,19 +6,23 @@ part, they lie in that of the part, or in data_dir; where none is named for mask
 than one folder is possible, the question names them and the lines to set.
 """
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import permutations, takewhile
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+
 from unet_trainer.config.schema import Config
 from unet_trainer.data.listing import Listing, resolved
-from unet_trainer.data.names import MASK_MARK, File, Kind, folder_meaning, name_files
-from unet_trainer.data.pairs import Part, Question, first_few, path_in
-from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
+from unet_trainer.data.names import MASK_MARK, File, Kind, folder_meaning, match_names, name_files
+from unet_trainer.data.pairs import Choice, Part, Question, first_few, path_in
+from unet_trainer.images.file_bytes import ReadError
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, read_image
 
 KEYS: dict[Kind, str] = {"image": "image_dir", "mask": "mask_dir"}
 MAX_DEPTH = 3  # of folders whose names say what they hold
@@ -227,8 +231,41 @@ class _Search:
     def describe_missing(self, kind: Kind) -> Question:
         """What was not found, with the key to set."""
         what = f"no folder of {kind}s ({EXAMPLES[kind]}) in {self.root}"
-        fix = f"set {KEYS[kind]} to the folder to use, or split_file to a CSV"
-        return Question(f"data_dir: {what}; {contents(self.root, self.listing)}; {fix}")
+        text = f"data_dir: {what}; {contents(self.root, self.listing)}"
+        found = [each for its in self.found.values() for some in its.values() for each in some]
+        files = [file for folder, names, _ in found for file in name_files(folder, names, None, "")]
+        choices = [] if self.explicit else propose_folders(self.data_dir, self.root, files)
+        return Question(
+            text if choices else f"{text}; set {KEYS[kind]} to the folder to use, or split_file to a CSV", *choices
+        )
+
+
+def propose_folders(data_dir: Path, root: Path, files: Sequence[File]) -> list[Choice]:
+    """image_dir and mask_dir for each two folders, whatever their names, whose files all pair up. In the first choice
+    the first file of mask_dir has fewer values than that of image_dir."""
+    by_top: dict[str, list[File]] = defaultdict(list)
+    for file in files:
+        by_top["".join(file.place.relative_to(root).parts[:1])].append(file)
+    if "" in by_top or not 2 <= len(by_top) <= MAX_PROPOSED:
+        return []
+    folders: dict[str, list[File]] = {}
+    for its in by_top.values():
+        top = Path(os.path.commonpath({file.place for file in its}))
+        below = [f"{file.place.relative_to(top).as_posix()}/".removeprefix("./") for file in its]
+        folders[path_in(data_dir, top)] = [
+            file._replace(part=None, folder=folder) for file, folder in zip(its, below, strict=True)
+        ]
+    pairs = [(a, b) for a, b in permutations(folders, 2) if not any(match_names(folders[a], folders[b])[2:])]
+    num_values = {folder: _count_values(its[0].path) for folder, its in folders.items()}
+    pairs.sort(key=lambda pair: (num_values[pair[1]] - num_values[pair[0]], pair))
+    return [Choice(f"{b} holds the masks", {"image_dir": a, "mask_dir": b}) for a, b in pairs[:MAX_PROPOSED]]
+
+
+def _count_values(path: Path) -> int:
+    """In an image; 0 where it cannot be read."""
+    with contextlib.suppress(ReadError):
+        return len(np.unique(read_image(path)))
+    return 0
 
 
 def contents(folder: Path, listing: Listing) -> str:
