@@ -21,10 +21,10 @@ from helpers.resolving import (
     settings_of,
 )
 from unet_trainer.config import choices
-from unet_trainer.config.choices import CPU_ENCODERS, CPU_ENCODERS_FROM_NOTHING, WANTED_VIEWS
+from unet_trainer.config.choices import CPU_ENCODERS, CPU_ENCODERS_FROM_NOTHING, WANTED_VIEWS, decoded_bytes, resolve
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved_config import MACHINE_KEYS, decoded_bytes, resolve
+from unet_trainer.config.resolved_config import MACHINE_KEYS
 from unet_trainer.config.schema import FIELDS, Config, as_dict
 
 EVERYTHING_SET = {
