@@ -34,7 +34,6 @@ GPU_CROPS, CPU_CROPS = (256, 512), (128, 256)  # smallest and largest side of a 
 CROP_STRUCTURES = 8  # a crop is as wide as so many structures
 MIN_SIDE, MAX_SIDE, STRIDE = 64, 8192, 32
 MAX_CROPS = 16  # of an image in an epoch
-WIDE_SPREAD = 2.5  # objects whose sizes differ by more than this factor are scaled further
 UPRIGHT_TURN = 5  # degrees
 HORIZONTAL_FLIP, VERTICAL_FLIP = {"HorizontalFlip": {"p": 0.5}}, {"VerticalFlip": {"p": 0.5}}
 REFLECT = {"border_mode": 4}  # OpenCV's BORDER_REFLECT_101
@@ -44,19 +43,14 @@ INTENSITY_JITTER = {
     "strong": {"IntensityJitter": {"brightness": 0.8, "contrast": 0.3, "noise": 0.25, "p": 0.6}},
 }
 RARE_CLASS = 0.001  # share of the pixels; classes that are less rare gain nothing by weights
-CLASS_BALANCE = 0.25  # power of a class's rarity: full balance costs common classes more than it gives the rare ones
-MAX_CLASS_WEIGHT = 2.5  # relative to the median class, its inverse the least: beyond, a few pixels would dominate
-MAX_CPU_WORKERS, MAX_GPU_WORKERS = 4, 16
 REFERENCE_BATCH = 16  # that the learning rate and the number of steps were found at
 NUM_VIEWS = 96_000  # augmented images that a model sees in training: 6,000 steps of the reference batch
 MIN_PASSES, MAX_VIEWS = 40, 4_000_000  # over a large dataset
-NUM_EPOCHS = 100  # validations of a run, about
-MIN_VALIDATIONS = 8  # of a run, unless they exceed their share of the time: with fewer, best.pt is no choice
+NUM_EPOCHS, MIN_VALIDATIONS = 100, 8  # of a run, about; with fewer validations, best.pt is no choice
 VALIDATION_SHARE = 0.1  # of the time, about
 MIN_STEPS_PER_EPOCH = 10
 MIN_PART = 0.2  # of an epoch, that is worth a validation
 SPARE_STEPS = 1.5  # of a single epoch that the time will end: the machine may become faster than in the trial
-SHORT_SECONDS = 30.0  # of training: in less, epochs of fewer steps than MIN_STEPS_PER_EPOCH are not worth their ends
 CPU_BUDGET = 3600.0  # seconds, where none is set
 GPU_ENCODER = "resnet34"
 CPU_ENCODERS: Encoders = (  # and of small budgets
@@ -68,16 +62,11 @@ CPU_ENCODERS: Encoders = (  # and of small budgets
 # Of random weights a plain residual network learns more in a short time than a mobile one.
 CPU_ENCODERS_FROM_NOTHING: Encoders = (*CPU_ENCODERS[:2], ("small_resnet", (64, 32, 16, 16, 8)))
 WANTED_VIEWS = 12_000  # with fewer in the budget, a smaller encoder learns more
-COMPILE_SECONDS, COMPILE_GAIN = 60.0, 0.5  # of compiling a step on a GPU; share of a step's time that it saves
+COMPILE_SECONDS = 60.0  # of compiling a step on a GPU
 MEMORY_SHARE = 0.9  # of the free memory that a step may take
-CACHE_SHARE, MAX_DISK_BYTES = 0.25, 2**36  # of the free host memory, or disk, for decoded images; without being asked
-MAX_PILOTS, PILOT_SHARE = 3, 0.15  # learning rates that are tried, see training.pilots; of the steps, for all of them
-MIN_PILOT_STEPS, MAX_PILOT_STEPS = 100, 300  # of each
-CUTMIX_SHARE, CUTMIX_PASSES = 0.5, 100  # of the images; with fewer passes it changed nothing
+MAX_PILOTS = 3  # learning rates that are tried, see training.pilots
 AUGMENTED_PASSES = 20  # after 1 to 4, flips alone were better, after 180 all of it; not measured in between
-WARMUP_SHARE = 0.03  # of the epochs
-EMA_WINDOWS = 10  # the average spans a tenth of the run
-PATIENCE_SHARE, MIN_PATIENCE = 0.3, 5  # of the epochs, and epochs
+CUTMIX_PASSES = 100  # with fewer it changed nothing
 
 
 def resolve(
@@ -139,8 +128,10 @@ class _Resolver:
             self.decide("use_amp", False, reason)
         elif self["use_amp"] and number_format != self["amp_dtype"]:
             self.decide("amp_dtype", number_format, reason)
-        num_workers = choose_num_workers(hardware.num_cores, self.on_cpu, hardware.num_local_processes)
-        self.decide_auto("num_workers", num_workers, f"{hardware.num_cores} core{'s' * (hardware.num_cores > 1)}")
+        cores = max(1, hardware.num_cores // hardware.num_local_processes)  # of a process; the model needs a CPU's
+        workers = min(cores // 2, 4) if self.on_cpu else max(1, min(cores - 1, 16))
+        reason = f"{hardware.num_cores} core{'s' * (hardware.num_cores > 1)}"
+        self.decide_auto("num_workers", hardware.num_local_processes * workers, reason)
 
     def decide_data(self) -> None:
         dataset = self.dataset
@@ -159,7 +150,6 @@ class _Resolver:
         self.decide_auto("loss", {"dice": 1.0, "cross_entropy": 1.0}, "overlap for rare classes, and every pixel")
 
     def decide_size(self) -> None:
-        """What the model sees of an image."""
         dataset, sizes = self.dataset, self.dataset.train_sizes
         if dataset.are_blocks and self["split"] == "random" and not self["group_pattern"] and not self["split_file"]:
             self.decide("split", "blocks", "one image: blocks of it train and validate")
@@ -202,9 +192,8 @@ class _Resolver:
     def decide_model(self, find_weights: FindWeights) -> StepCost | None:
         """Encoder, its weights and the batch size; returns the cost of a step, if it was tried."""
         open_settings = {name: self.settings[name] for name in ("encoder", "decoder_channels", "batch_size")}
-        cost = self.decide_encoder_and_batch(
-            CPU_ENCODERS_FROM_NOTHING if self["encoder_weights"] is None else CPU_ENCODERS
-        )
+        encoders = CPU_ENCODERS_FROM_NOTHING if self["encoder_weights"] is None else CPU_ENCODERS
+        cost = self.decide_encoder_and_batch(encoders)
         if self["encoder_weights"] != "auto":
             return cost
         self.decide("encoder_weights", *find_weights(self["encoder"]))
@@ -221,13 +210,19 @@ class _Resolver:
         if self["encoder"] == "auto" and self.budget is not None:
             costs[sizes[0]] = self.decide_encoder(sizes[0], encoders)
         self.decide_auto("encoder", GPU_ENCODER, "a GPU trains it fast")
-        free_memory = 0 if self.on_cpu else self.hardware.free_memory
+        free_memory = math.inf if self.on_cpu else MEMORY_SHARE * self.hardware.free_memory or math.inf
         for size in sizes:
             cost = costs[size] = costs[size] if size in costs else self.try_step(size)
-            if cost is None or fits(cost, free_memory):  # None: nor can smaller ones be measured
+            if cost is None:  # nor can smaller ones be measured
                 break
-        known = {size: cost for size, cost in costs.items() if cost is not None}
-        self.decide_auto("batch_size", *choose_batch_size(known, free_memory, sizes[0]))
+            if cost.is_possible and cost.memory <= free_memory:
+                gib = f", {cost.memory / 2**30:.1f} GiB" if cost.memory else ""
+                larger = "" if size == sizes[0] else "; larger ones do not fit into memory"
+                self.decide_auto("batch_size", size, f"measured: {size / cost.seconds:.0f} images/s{gib}{larger}")
+                break
+        known = [size for size, cost in costs.items() if cost is not None]
+        reason = "the smallest that was tried; memory is short" if known else "no step was tried"
+        self.decide_auto("batch_size", min(known, default=sizes[0]), reason)
         return costs.get(self["batch_size"])
 
     def batch_sizes_to_try(self) -> list[int]:
@@ -267,12 +262,12 @@ class _Resolver:
     def try_step(self, batch_size: int, **model: Any) -> StepCost | None:
         """The cost of a step, where something depends on it. What is open, and settings about the whole run, get values
         that do not change it."""
-        requested, is_gpu = self.settings.requested, self.hardware.kind == "cuda"
-        is_planned = requested.num_epochs == "auto" and requested.time_budget is not None
-        is_compiled = requested.compile_model == "auto" and is_gpu
-        needs_cost = "auto" in (requested.num_epochs, requested.encoder)
-        if not self.on_cpu:
-            needs_cost = is_planned or requested.batch_size == "auto" or is_compiled
+        requested = self.settings.requested
+        if self.on_cpu:
+            needs_cost = "auto" in (requested.num_epochs, requested.encoder)
+        else:
+            compiles = requested.compile_model == "auto" and self.hardware.kind == "cuda"
+            needs_cost = self.settings.replans() or requested.batch_size == "auto" or compiles
         if not needs_cost:
             return None
         while_auto = {
@@ -294,17 +289,16 @@ class _Resolver:
         if self["num_epochs"] == "auto":
             repeats = None if self["repeats"] == "auto" else self["repeats"]
             ends_early = self["time_budget"] is not None and hardware.num_processes == 1
-            plan = plan_steps(
-                num_samples, batch_size, accumulation, cost, self.num_val, self.budget, repeats, ends_early
-            )
+            budget, num_val = self.budget, self.num_val
+            plan = plan_steps(num_samples, batch_size, accumulation, cost, num_val, budget, repeats, ends_early)
             share = plan.share
             self.decide("num_epochs", plan.num_epochs, plan.reason)
             batches = max(1, int(num_samples * plan.repeats) // batch_size)
             self.decide_auto("repeats", plan.repeats, f"{batches:,} batches between two validations")
         self.decide_auto("repeats", 1, "num_epochs is set")
-        num_epochs, passes = self["num_epochs"], self["num_epochs"] * self["repeats"]
-        self.decide_mixing(share * passes)
-        batches = max(1, int(num_samples * self["repeats"]) // batch_size)
+        num_epochs, repeats = self["num_epochs"], self["repeats"]
+        self.decide_mixing(share * num_epochs * repeats)
+        batches = max(1, int(num_samples * repeats) // batch_size)
         num_steps = math.ceil(share * num_epochs * math.ceil(batches / accumulation))
         effective = batch_size * accumulation // (hardware.num_processes if self["scale_lr"] else 1)
         self.decide_auto("learning_rate", *choose_learning_rate(self["optimizer"], effective))
@@ -313,8 +307,11 @@ class _Resolver:
         self.decide_auto("warmup_epochs", *choose_warmup(num_epochs, self["init_from"] is not None))
         self.decide_auto("early_stopping_patience", *choose_patience(num_epochs))
         self.decide_auto("compile_model", *choose_compile(hardware, cost, num_steps))
-        num_bytes = decoded_bytes(self["fit"], self["image_size"], self.dataset)
-        self.decide_auto("cache", *choose_cache(num_bytes, hardware, passes * self.num_crops, self.num_crops))
+        kept = [*self.dataset.train_sizes, *self.dataset.val_sizes]  # as the cache has them: whole, or resized
+        kept = kept if self["fit"] == "crop" else [as_shape(self["image_size"])] * len(kept)
+        num_bytes = sum(map(math.prod, kept)) * (self.dataset.channels * self.dataset.bytes_per_value + 1)
+        num_reads = num_epochs * repeats * self.num_crops
+        self.decide_auto("cache", *choose_cache(num_bytes, hardware, num_reads, self.num_crops))
 
     def decide_mixing(self, passes: float) -> None:
         """How much images are changed and mixed, by how often each of their pixels comes."""
@@ -325,7 +322,7 @@ class _Resolver:
             flips = tuple(transform for transform in augmentation if transform in (HORIZONTAL_FLIP, VERTICAL_FLIP))
             seldom = f"images come {passes:.1f} times, too seldom for more than flips"
             self.decide("augmentation", flips or "none", f"{seldom}; {reason}")
-        share, why = CUTMIX_SHARE if passes >= CUTMIX_PASSES else 0.0, f"images come {passes:,.0f} times"
+        share, why = 0.5 if passes >= CUTMIX_PASSES else 0.0, f"images come {passes:,.0f} times"
         if self["normalize"] == "image":
             share, why = 0.0, "a piece of a brighter image would change how the whole is normalised"
         self.decide_auto("cutmix", *((share, why) if is_augmented else (0.0, "augmentation is set")))
@@ -355,29 +352,21 @@ def choose_number_format(amp_dtype: NumberFormat, hardware: HardwareFacts) -> tu
     return found, f"{hardware.name} has no fast {amp_dtype}{needs}; {found} instead"
 
 
-def choose_num_workers(num_cores: int, on_cpu: bool, num_processes: int = 1) -> int:
-    """All cores but one beside a GPU; half of them where the model itself needs the cores. Of each process, times their
-    number."""
-    own = max(1, num_cores // num_processes)
-    return num_processes * (min(own // 2, MAX_CPU_WORKERS) if on_cpu else max(1, min(own - 1, MAX_GPU_WORKERS)))
-
-
 def choose_normalize(brightness_share: float) -> tuple[str, str]:
     where = f"{brightness_share:.0%} of the variance of pixels lies between images"
     return "image" if brightness_share > DIFFERENT_IMAGES else "dataset", where
 
 
 def choose_class_weights(class_shares: Sequence[float], num_classes: int) -> tuple[tuple[float, ...] | None, str]:
-    """None, or, where a class is very rare, the fourth root of (median share / share) of each; 1 for one without a
-    pixel."""
     if num_classes == 1:
         return None, "one class: the overlap loss counts its pixels alone"
     present = [share for share in class_shares if share > 0]
     if min(present, default=1.0) >= RARE_CLASS:
         return None, f"no class has less than {RARE_CLASS:.1%} of the pixels, and the overlap loss weighs classes alike"
-    weights = ((median(present) / share) ** CLASS_BALANCE if share > 0 else 1.0 for share in class_shares)
-    bounded = (round(min(max(weight, 1 / MAX_CLASS_WEIGHT), MAX_CLASS_WEIGHT), 3) for weight in weights)
-    return tuple(bounded), "rare classes weigh more, by the fourth root of their rarity"
+    # By the rarity itself common classes would lose more than the rare ones gain; beyond 2.5 few pixels would dominate.
+    rarities = [median(present) / share if share > 0 else 1.0 for share in class_shares]
+    weights = (round(min(max(rarity**0.25, 1 / 2.5), 2.5), 3) for rarity in rarities)
+    return tuple(weights), "rare classes weigh more, by the fourth root of their rarity"
 
 
 def choose_fit(measured: Measurements | None, sizes: Sequence[Size], are_blocks: bool = False) -> tuple[str, str]:
@@ -441,7 +430,7 @@ def choose_augmentation(
     is_upright = not measured.keeps_labels("vertical_flip", in_views)
     is_turned = measured.keeps_labels("quarter_turn", in_views)
     degrees = UPRIGHT_TURN if is_upright else 180 if is_turned else 15
-    scale = [0.7, 1.6] if measured.size_spread >= WIDE_SPREAD else [0.8, 1.25]
+    scale = [0.7, 1.6] if measured.size_spread >= 2.5 else [0.8, 1.25]  # further where objects differ in size
     transforms = [] if measured.has_sides else [HORIZONTAL_FLIP]
     transforms += [] if is_upright else [VERTICAL_FLIP]
     transforms += [{"RandomRotate90": {"p": 0.5}}] if is_turned and not is_upright else []
@@ -528,7 +517,7 @@ def plan_steps(
     if cost is not None and (val_seconds := num_val * cost.eval_seconds):
         share = steps * cost.seconds * VALIDATION_SHARE / (1 - VALIDATION_SHARE)
         most = min(max(1, round(share / val_seconds)), NUM_EPOCHS)
-    is_short = budget is not None and budget < SHORT_SECONDS
+    is_short = budget is not None and budget < 30  # seconds: shorter epochs are not worth their ends
     least = max(min(MIN_STEPS_PER_EPOCH, steps // (1 if is_short else MIN_VALIDATIONS)), accumulation_steps)
     # Where no step was timed, the first epochs tell how many there can be.
     per_epoch = least if cost is None and budget is not None else max(math.ceil(steps / most), least)
@@ -591,22 +580,6 @@ def wanted_batch_size(num_samples: int, on_cpu: bool) -> int:
     return REFERENCE_BATCH if MIN_PASSES * num_samples <= 4 * NUM_VIEWS else 2 * REFERENCE_BATCH
 
 
-def fits(cost: StepCost, free_memory: int) -> bool:
-    return cost.is_possible and cost.memory <= (MEMORY_SHARE * free_memory or math.inf)  # 0: not known
-
-
-def choose_batch_size(costs: Mapping[int, StepCost], free_memory: int, wanted: int) -> tuple[int, str]:
-    """The wanted batch, or the largest smaller one that fits."""
-    if not costs:
-        return wanted, "no step was tried"
-    if not any(fits(cost, free_memory) for cost in costs.values()):
-        return min(costs), "the smallest that was tried; memory is short"
-    size = max(size for size, cost in costs.items() if fits(cost, free_memory))
-    gib = f", {costs[size].memory / 2**30:.1f} GiB" if costs[size].memory else ""
-    larger = "" if size == wanted else "; larger ones do not fit into memory"
-    return size, f"measured: {size / costs[size].seconds:.0f} images/s{gib}{larger}"
-
-
 def choose_learning_rate(optimizer: str, batch_size: int) -> tuple[float, str]:
     """By the square root of the batch, from what was found at the reference batch."""
     base = {"adamw": 2e-3, "adam": 1e-3, "sgd": 5e-2}[optimizer]
@@ -615,43 +588,35 @@ def choose_learning_rate(optimizer: str, batch_size: int) -> tuple[float, str]:
 
 def num_pilot_steps(num_steps: int) -> int:
     """For each learning rate that a run of so many steps tries; 0: fewer would tell nothing, and none is tried."""
-    most = min(MAX_PILOT_STEPS, int(PILOT_SHARE * num_steps) // MAX_PILOTS)
-    return most if most >= MIN_PILOT_STEPS else 0
+    most = min(300, int(0.15 * num_steps) // MAX_PILOTS)  # 15 % of the run for all
+    return most if most >= 100 else 0
 
 
 def choose_ema_decay(num_steps: int) -> tuple[float, str]:
-    decay = 1 - EMA_WINDOWS / max(num_steps, 2 * EMA_WINDOWS)
-    return round(min(decay, 0.9999), 5), "averages over about a tenth of the run"
+    return round(min(1 - 10 / max(num_steps, 20), 0.9999), 5), "averages over about a tenth of the run"
 
 
 def choose_warmup(num_epochs: int, is_trained: bool = False) -> tuple[float, str]:
     """`is_trained`: the run begins with a trained model."""
-    usual, least = WARMUP_SHARE * num_epochs, min(1.0, num_epochs / 4)
+    usual, least = 0.03 * num_epochs, min(1.0, num_epochs / 4)
     if is_trained and usual < least:
         return least, "large first steps would spoil a trained model"
-    return float(f"{usual:.2g}"), f"{WARMUP_SHARE:.0%} of the epochs"
+    return float(f"{usual:.2g}"), "3% of the epochs"
 
 
 def choose_patience(num_epochs: int) -> tuple[int | None, str]:
-    patience = max(MIN_PATIENCE, round(PATIENCE_SHARE * num_epochs))
+    patience = max(5, round(0.3 * num_epochs))
     if patience >= num_epochs:
         return None, "too few epochs to stop early"
-    return patience, f"{PATIENCE_SHARE:.0%} of the run, {MIN_PATIENCE} at least, once the learning rate is low"
+    return patience, "30% of the run, 5 at least, once the learning rate is low"
 
 
 def choose_compile(hardware: HardwareFacts, cost: StepCost | None, num_steps: int) -> tuple[bool, str]:
     """Compiles when that saves more time than it takes."""
     if hardware.kind != "cuda" or cost is None:
         return False, "pays on NVIDIA and AMD GPUs, where the time of a step is known"
-    saved = COMPILE_GAIN * cost.seconds * num_steps
+    saved = cost.seconds / 2 * num_steps  # half of each step's time
     return saved > COMPILE_SECONDS, f"saves {saved:.0f} s of {num_steps:,} steps, takes {COMPILE_SECONDS:.0f} s"
-
-
-def decoded_bytes(fit: str, image_size: int | Size, dataset: DatasetFacts) -> int:
-    """Of all pairs as the cache keeps them: resized, or whole."""
-    sizes = [*dataset.train_sizes, *dataset.val_sizes]
-    sizes = [as_shape(image_size)] * len(sizes) if fit == "resize" else sizes
-    return sum(map(math.prod, sizes)) * (dataset.channels * dataset.bytes_per_value + 1)
 
 
 def choose_cache(num_bytes: int, hardware: HardwareFacts, num_reads: float, num_crops: int) -> tuple[str, str]:
@@ -659,8 +624,8 @@ def choose_cache(num_bytes: int, hardware: HardwareFacts, num_reads: float, num_
     if num_reads < 2:
         return "none", "each image is read once"
     size = f"{num_bytes / 2**30:.2f} GiB decoded, {hardware.host_memory / 2**30:.0f} GiB of memory free"
-    if hardware.host_memory and num_bytes <= CACHE_SHARE * hardware.host_memory:
+    if hardware.host_memory and num_bytes <= hardware.host_memory / 4:
         return "ram", size
-    if num_crops > 1 and num_bytes <= min(MAX_DISK_BYTES, CACHE_SHARE * hardware.disk):
+    if num_crops > 1 and num_bytes <= min(2**36, hardware.disk / 4):  # 64 GiB are not taken without being asked
         return "disk", f"{size}: on the disk an image is decoded once, not for each of its {num_crops} crops"
     return "none", size

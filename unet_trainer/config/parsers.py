@@ -21,8 +21,7 @@ MaskValue = int | tuple[int, int, int]  # a value in the file, or red, green, bl
 MaskClass = int | tuple[Any, ...]  # a MaskValue, or a tuple of several, in which a value may be a tuple of one
 MaskValues = str | tuple[MaskClass, ...]  # auto, nonzero, "above N", or what becomes each class, in class order
 
-COLOUR_LENGTH, MAX_MASK_VALUE, MAX_ITEMS = 3, 65535, 256
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+COLOUR_LENGTH = 3
 JITTER_NAME = "IntensityJitter"  # in a list of transforms, the one that albumentations does not have
 SMALL_RESNET = "small_resnet"  # of model/network.py
 # Those that are usual: to know the others, the libraries are imported, which takes seconds.
@@ -65,18 +64,12 @@ def whole_number(raw: Any) -> int:
     return int(value)
 
 
-def text(raw: Any) -> str:
-    word = word_or_empty(os.fspath(raw) if isinstance(raw, os.PathLike) else raw)
-    if not word.strip():
+def text(raw: Any, may_be_empty: bool = False) -> str:
+    """Without a NUL, which no path may have, and half of a surrogate pair, which no UTF-8 file may have."""
+    word = os.fspath(raw) if isinstance(raw, os.PathLike) else raw
+    if not isinstance(word, str) or re.search("[\0\ud800-\udfff]", word) or not (may_be_empty or word.strip()):
         raise ValueError
-    return os.path.expanduser(word) if word.startswith("~/") else word  # noqa: PTH111 (of text that may be no path)
-
-
-def word_or_empty(raw: Any) -> str:
-    """Text without what no path (a NUL) and no UTF-8 file (half of a surrogate pair) may have."""
-    if not isinstance(raw, str) or re.search("[\0\ud800-\udfff]", raw):
-        raise ValueError
-    return str(raw)
+    return os.path.expanduser(word) if word.startswith("~/") else str(word)  # noqa: PTH111 (of text that may be no path)
 
 
 def tile_side(raw: Any, key: str) -> int:
@@ -129,7 +122,8 @@ def duration(text: str) -> str:
 
 
 def seconds_of(text: str) -> float:
-    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)([smhd])", text))
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text))
 
 
 def weighted_losses(raw: Any) -> Mapping[str, Any]:
@@ -169,13 +163,21 @@ def _parameter(raw: Any) -> Any:
 def check_transforms(augmentation: str | Sequence[Any]) -> None:
     """Raises ConfigError for names that are not in the text of albumentations: importing it would import torch."""
     names, library = list(_transform_names(augmentation)), find_spec("albumentations")
-    if not names or library is None or library.origin is None:
-        return
-    texts = map(read_text, Path(library.origin).parent.glob("**/*.py"))
-    known = {name for text in texts for name in re.findall(r"^class (\w+)\(", text, re.MULTILINE)}
-    if known:  # else it is installed without its text
-        known.add(JITTER_NAME)
-        refuse_transforms([unknown_transform(name, known) for name in names if name not in known])
+    if names and library is not None and library.origin is not None:
+        text = "\n".join(map(read_text, Path(library.origin).parent.glob("**/*.py")))
+        known = {JITTER_NAME, *re.findall(r"^class (\w+)\(", text, re.MULTILINE)}
+        if len(known) > 1:  # else it is installed without its text
+            refuse_transforms([unknown_transform(name, known) for name in names if name not in known])
+
+
+def _transform_names(entries: Any) -> Iterator[str]:
+    """What has another form is refused where the transforms are made."""
+    for entry in entries if isinstance(entries, list | tuple) else ():
+        for name, parameters in entry.items() if isinstance(entry, dict) else [(entry, None)]:
+            if isinstance(name, str):
+                yield name
+            if isinstance(parameters, dict):
+                yield from _transform_names(parameters.get("transforms"))
 
 
 def refuse_transforms(problems: Sequence[str]) -> None:
@@ -189,26 +191,16 @@ def unknown_transform(name: str, known: Iterable[str]) -> str:
     return f"unknown transform {name!r}; " + (f"did you mean {proper[meant]}?" if meant else "see albumentations' list")
 
 
-def _transform_names(entries: Any) -> Iterator[str]:
-    """What has another form is refused where the transforms are made."""
-    for entry in entries if isinstance(entries, list | tuple) else ():
-        for name, parameters in entry.items() if isinstance(entry, dict) else [(entry, None)]:
-            if isinstance(name, str):
-                yield name
-            if isinstance(parameters, dict):
-                yield from _transform_names(parameters.get("transforms"))
-
-
 def mask_values(raw: Any) -> MaskValues:
     """`auto`, `nonzero`, `above 127`, or a list with what becomes each class."""
     if isinstance(raw, str):
         name, _, threshold = raw.strip().partition(" ")
-        if name == "above" and whole_number(threshold) in range(MAX_MASK_VALUE):
+        if name == "above" and whole_number(threshold) in range(65535):
             return f"above {whole_number(threshold)}"
         if raw.strip() not in ("auto", "nonzero"):
             raise ValueError
         return raw.strip()
-    if not isinstance(raw, list) or not 2 <= len(raw) <= MAX_ITEMS:
+    if not isinstance(raw, list) or not 2 <= len(raw) <= 256:
         raise ValueError
     return tuple(map(mask_class, raw))
 
@@ -218,35 +210,33 @@ def mask_class(raw: Any) -> MaskClass:
     one class. [[1], [2], [3]]: three. [[64, 0, 128], [64, 0, 192], 7]: two colours and a value."""
     if not isinstance(raw, list) or (len(raw) == COLOUR_LENGTH and not any(isinstance(item, list) for item in raw)):
         return _mask_value(raw)
+    if not raw:
+        raise ValueError
     return join_values([_mask_value(item) for item in raw])
 
 
 def _mask_value(raw: Any) -> MaskValue:
     """A value, a value in brackets, or a colour."""
     items = raw if isinstance(raw, list) else [raw]
+    is_colour = len(items) == COLOUR_LENGTH
     try:
         values = [whole_number(item) for item in items]
-        if len(values) == 1 and 0 <= values[0] <= MAX_MASK_VALUE:
-            return values[0]
-        red, green, blue = values
-        if not 0 <= min(values) <= max(values) <= 255:
+        if len(values) not in (1, COLOUR_LENGTH) or not 0 <= min(values) <= max(values) <= (
+            255 if is_colour else 65535
+        ):
             raise ValueError
     except ValueError:
-        shown, apart = ", ".join(map(str, items)), ", ".join(f"[{item}]" for item in items)
-        more = f"[{shown}] would be a colour, each from 0 to 255; three values of one class are [{apart}]"
-        raise ValueError(more if len(items) == COLOUR_LENGTH else "") from None
-    return red, green, blue
+        apart = ", ".join(f"[{item}]" for item in items)
+        more = f"{raw} would be a colour, each from 0 to 255; three values of one class are [{apart}]"
+        raise ValueError(more if is_colour else "") from None
+    return (values[0], values[1], values[2]) if is_colour else values[0]
 
 
 def join_values(values: Sequence[MaskValue]) -> MaskClass:
     """Several values as one class, in the form that reads back the same."""
-    if not values:
-        raise ValueError
-    if len(values) == 1:
-        return values[0]
     if len(values) == COLOUR_LENGTH and all(isinstance(value, int) for value in values):
         return tuple((value,) for value in values)  # three bare numbers would be a colour
-    return tuple(values)
+    return tuple(values) if len(values) > 1 else values[0]
 
 
 def split_values(mask_class: MaskClass) -> tuple[MaskValue, ...]:
@@ -254,8 +244,7 @@ def split_values(mask_class: MaskClass) -> tuple[MaskValue, ...]:
     if isinstance(mask_class, int):
         return (mask_class,)
     if len(mask_class) == COLOUR_LENGTH and all(isinstance(item, int) for item in mask_class):
-        red, green, blue = mask_class
-        return ((red, green, blue),)
+        return ((mask_class[0], mask_class[1], mask_class[2]),)
     return tuple(item[0] if isinstance(item, tuple) and len(item) == 1 else item for item in mask_class)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
@@ -60,7 +60,7 @@ Names = Annotated[tuple[Text, ...], Field(min_length=1, max_length=256, descript
 Numbers = Annotated[tuple[Number, ...], Field(min_length=1, max_length=256, description="a list, each a number")]
 Positives = Annotated[tuple[Positive, ...], Field(
     min_length=1, max_length=256, description="a list, each a positive number")]
-Suffix = Annotated[str, BeforeValidator(p.word_or_empty), Field(description="text")]
+Suffix = Annotated[str, BeforeValidator(partial(p.text, may_be_empty=True)), Field(description="text")]
 Pattern = Annotated[str, TEXT, AfterValidator(p.pattern), Field(description="a regular expression")]
 Duration = Annotated[str, TEXT, AfterValidator(p.duration), Field(description="a time with its unit")]
 Encoder = Annotated[str, TEXT, AfterValidator(p.encoder_name), Field(description="the name of an encoder")]
