@@ -425,7 +425,6 @@ def _tiles(length: int, tile: int) -> int:
 def choose_augmentation(
     measured: Measurements, fit: str, channels: int, is_8bit: bool = True, normalize: str = "dataset"
 ) -> tuple[tuple[Any, ...], str]:
-    """A list of albumentations transforms, and what was found in the data."""
     in_views = fit == "crop"
     is_upright = not measured.keeps_labels("vertical_flip", in_views)
     is_turned = measured.keeps_labels("quarter_turn", in_views)
@@ -587,7 +586,7 @@ def choose_learning_rate(optimizer: str, batch_size: int) -> tuple[float, str]:
 
 
 def num_pilot_steps(num_steps: int) -> int:
-    """For each learning rate that a run of so many steps tries; 0: fewer would tell nothing, and none is tried."""
+    """Of each learning rate that a run of so many steps tries; 0: none is tried."""
     most = min(300, int(0.15 * num_steps) // MAX_PILOTS)  # 15 % of the run for all
     return most if most >= 100 else 0
 
@@ -612,7 +611,6 @@ def choose_patience(num_epochs: int) -> tuple[int | None, str]:
 
 
 def choose_compile(hardware: HardwareFacts, cost: StepCost | None, num_steps: int) -> tuple[bool, str]:
-    """Compiles when that saves more time than it takes."""
     if hardware.kind != "cuda" or cost is None:
         return False, "pays on NVIDIA and AMD GPUs, where the time of a step is known"
     saved = cost.seconds / 2 * num_steps  # half of each step's time

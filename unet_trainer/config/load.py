@@ -59,9 +59,6 @@ DATASET_KEYS = {
     "Ultralytics' file about a dataset": "train val names",
     "a file of COCO annotations": "images annotations categories",
 }
-# Settings of the demo for random weights. A trained model needs a warm-up, and an average that begins with it.
-FROM_NOTHING = ("learning_rate", "warmup_epochs", "ema_decay")
-TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")  # keys of the config; the packages have the same names
 # Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
 
@@ -69,8 +66,7 @@ PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "h
 def load_config(
     source: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()
 ) -> Config:
-    """One source plus overrides (key=value texts, or a dict) as a checked Config; raises ConfigError with every
-    problem."""
+    """One source plus overrides (key=value texts, or a dict), checked; raises ConfigError with every problem."""
     problems: list[str] = []
     try:
         origin, raw, sources = _read_source(source)
@@ -96,16 +92,15 @@ def load_config(
 
 
 def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any], demo_file: Path) -> Config:
-    """A script's own settings plus overrides; while data_dir is the demo's, the settings of `demo_file` for those that
-    are open."""
+    """A script's own settings plus overrides; while data_dir is the demo's, `demo_file` fills in what is open."""
     pairs = overrides if isinstance(overrides, Mapping) else [override.partition("=")[::2] for override in overrides]
     given = {**own, **dict(pairs)}
     demo = _read_file(demo_file) if is_demo_dir(str(given.get("data_dir", schema.DEMO_DIR))) else {}
     demo = {name: value for name, value in demo.items() if own.get(name, "auto") == "auto"}
-    # The time decides the epochs, and the demo's rates are for random weights.
-    for name, gives_way in {"time_budget": ("num_epochs",), "init_from": FROM_NOTHING}.items():
+    # The time decides the epochs. A trained model needs a warm-up, and an average that begins with it.
+    for name, less in (("time_budget", "num_epochs"), ("init_from", "learning_rate warmup_epochs ema_decay")):
         if str(given.get(name) or "null").lower() not in NULLS:
-            demo = {key: value for key, value in demo.items() if key not in gives_way}
+            demo = {key: value for key, value in demo.items() if key not in less.split()}
     config, defaults = load_config({**own, **demo}, overrides), Config()
     sources = {  # a setting of the script's own that equals the default was not set by the user
         name: "demo" if source == "config" and name in demo else source
@@ -146,7 +141,13 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise YamlError("no such file" + (f"; did you mean {by_stem[meant]}?" if meant else there)) from None
     except OSError as error:
         raise YamlError(f"cannot be read: {error.strerror}") from None
-    _refuse_dataset_file(path, content)
+    keys = set(re.findall(rb"(?:^|[{,])\s*[\"']?(\w+)[\"']?\s*:", content, re.MULTILINE))
+    for kind, wanted in DATASET_KEYS.items():
+        if keys.issuperset(wanted.encode().split()):
+            inner = re.search(rb"^path: *([^#\r\n]+)", content, re.MULTILINE)  # Ultralytics', relative to the file
+            folder = path.parent / (inner[1].decode(errors="replace").strip(" '\"") if inner else "")
+            use = f"data_dir={shlex.quote(str(folder if folder.is_dir() else path.parent))}"
+            raise YamlError(f"it is {kind}, not a config; to use the data that it describes: {use}")
     if len(content) > MAX_BYTES:
         raise YamlError(TOO_LONG)
     try:
@@ -156,17 +157,6 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise YamlError(f"got {shorten(values)}; need lines of the form key: value")
     return values
-
-
-def _refuse_dataset_file(path: Path, content: bytes) -> None:
-    """Raises YamlError for another tool's file about a dataset, which its keys give away."""
-    keys = set(re.findall(rb"(?:^|[{,])\s*[\"']?(\w+)[\"']?\s*:", content, re.MULTILINE))
-    for kind, wanted in DATASET_KEYS.items():
-        if keys.issuperset(wanted.encode().split()):
-            inner = re.search(rb"^path: *([^#\r\n]+)", content, re.MULTILINE)  # Ultralytics', relative to the file
-            folder = path.parent / (inner[1].decode(errors="replace").strip(" '\"") if inner else "")
-            use = f"data_dir={shlex.quote(str(folder if folder.is_dir() else path.parent))}"
-            raise YamlError(f"it is {kind}, not a config; to use the data that it describes: {use}")
 
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
@@ -199,7 +189,7 @@ def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, 
         if name in REMOVED_KEYS:
             problems.append(f"{name}: no longer a setting; {REMOVED_KEYS[name]}: leave it out")
         elif name not in FIELDS:
-            problems.append(f"{_one_line(name)}: unknown key; {_suggestion(name)}")
+            problems.append(f"{_one_line(name)}: unknown key; {_nearest(name)}")
         else:
             try:
                 values[name] = parse_value(name, value)
@@ -209,7 +199,7 @@ def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, 
     return Config(**values), wrong
 
 
-def _suggestion(name: str) -> str:
+def _nearest(name: str) -> str:
     lowered = name.lower().replace("-", "_").strip()
     if lowered in OTHER_TOOLS_NAMES:
         return f"the name here is {OTHER_TOOLS_NAMES[lowered]}"
@@ -229,35 +219,36 @@ def _is_too_long(config: Config, name: str) -> bool:
 
 def _contradictions(c: Config) -> Iterator[str]:
     """Messages about settings that are valid alone and contradict each other; each names their keys."""
+    one_of = "leave one of them out"
     if c.time_budget is not None and c.num_epochs != "auto":
-        both = f"time_budget: {c.time_budget} decides the number of epochs, and num_epochs: {c.num_epochs} is set"
-        yield f"{both}; leave one of them out (time_budget: null or num_epochs: auto)"
+        both = f"time_budget: {c.time_budget} decides the epochs, and num_epochs: {c.num_epochs} is set"
+        yield f"{both}; {one_of} (time_budget: null or num_epochs: auto)"
     if c.use_amp is True and c.amp_dtype == "float16" and c.device == "cpu":
         yield "amp_dtype: float16 does not go with device: cpu; use bfloat16, or use_amp: false, which is faster there"
     if _is_too_long(c, "warmup_epochs"):
         yield f"warmup_epochs: {c.warmup_epochs:g} leaves nothing of num_epochs: {c.num_epochs}; need fewer"
     if _is_too_long(c, "early_stopping_patience"):
-        never = f"can never be reached in num_epochs: {c.num_epochs}"
-        yield f"early_stopping_patience: {c.early_stopping_patience} {never}; need fewer, or null"
+        patience = f"early_stopping_patience: {c.early_stopping_patience}"
+        yield f"{patience} can never be reached in num_epochs: {c.num_epochs}; need fewer, or null"
     if c.fold >= (c.num_folds or 1):
         yield f"fold: got {c.fold}; need {f'0 to {c.num_folds - 1}' if c.num_folds else 'num_folds to be set'}"
     if c.split == "blocks" and c.group_pattern:
-        yield "split: blocks divides a sequence, group_pattern keeps it together; leave one of them out"
+        yield "split: blocks divides a sequence, group_pattern keeps it together; " + one_of
     if c.batch_size != "auto" and c.batch_parts > c.batch_size:
         yield f"batch_parts: {c.batch_parts} is more than batch_size: {c.batch_size}; need at most that"
     yield from class_contradictions(c)
     if c.init_from is not None and c.encoder_weights not in ("auto", None):
         both = f"encoder_weights: {c.encoder_weights} is set, and init_from: {c.init_from} has an encoder"
-        yield f"{both}; leave one of them out (encoder_weights: auto or init_from: null)"
+        yield f"{both}; {one_of} (encoder_weights: auto or init_from: null)"
     if c.decoder_channels and c.architecture not in schema.WITH_DECODER_CHANNELS:
         have = ", ".join(schema.WITH_DECODER_CHANNELS)
         yield f"decoder_channels: not for architecture: {c.architecture}; only for {have}"
+    least, fit = schema.MIN_ATTENTION_CHANNELS, " and ".join(schema.WITH_ATTENTION)
     if c.decoder_attention == "scse" and c.architecture not in schema.WITH_ATTENTION:
-        fits = " and ".join(schema.WITH_ATTENTION)
-        yield f"decoder_attention: scse is for {fits}, not for architecture: {c.architecture}; use none"
-    elif c.decoder_attention == "scse" and min(c.decoder_channels or (16,)) < schema.MIN_ATTENTION_CHANNELS:
-        least = f"decoder_channels of at least {schema.MIN_ATTENTION_CHANNELS}"
-        yield f"decoder_attention: scse needs {least}; got {to_plain(c.decoder_channels)}"
+        yield f"decoder_attention: scse is for {fit}, not for architecture: {c.architecture}; use none"
+    elif c.decoder_attention == "scse" and min(c.decoder_channels or [least]) < least:
+        channels = to_plain(c.decoder_channels)
+        yield f"decoder_attention: scse needs decoder_channels of at least {least}; got {channels}"
 
 
 def class_contradictions(c: Config) -> Iterator[str]:
@@ -290,7 +281,7 @@ def class_contradictions(c: Config) -> Iterator[str]:
 
 def check_trackers(config: Config) -> None:
     """Raises UserError where the package of a tracker that is switched on is missing, before torch is imported."""
-    for name in TRACKERS:
+    for name in ("tensorboard", "wandb", "trackio", "mlflow"):  # keys; the packages have the same names
         if getattr(config, name) and find_spec(name) is None:
             raise UserError(f"{name}: the package is not installed; pip install {name}, or set {name}: false")
 

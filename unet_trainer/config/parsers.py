@@ -25,11 +25,10 @@ COLOUR_LENGTH = 3
 JITTER_NAME = "IntensityJitter"  # in a list of transforms, the one that albumentations does not have
 SMALL_RESNET = "small_resnet"  # of model/network.py
 # Those that are usual: to know the others, the libraries are imported, which takes seconds.
-ENCODERS = frozenset(
-    "resnet18 resnet34 resnet50 resnet101 resnet152 resnext50_32x4d se_resnext50_32x4d densenet121 vgg16 mobilenet_v2 "
-    "efficientnet-b0 efficientnet-b1 efficientnet-b2 efficientnet-b3 efficientnet-b4 efficientnet-b5 mit_b0 mit_b1 "
-    f"mit_b2 mit_b3 mobileone_s0 tu-mobilenetv3_small_100 tu-mobilenetv3_small_050 {SMALL_RESNET}".split()
-)
+ENCODERS = {
+    "resnet18", "resnet34", "resnet50", "resnet101", "efficientnet-b0", "efficientnet-b3", "mit_b0", "mit_b2",
+    "mobilenet_v2", "tu-mobilenetv3_small_100", "tu-mobilenetv3_small_050", SMALL_RESNET,
+}  # fmt: skip
 # Those of TERMS in model/losses.py, which imports torch: a typo is answered before that.
 LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz", "own")
 
@@ -73,15 +72,13 @@ def text(raw: Any, may_be_empty: bool = False) -> str:
 
 
 def tile_side(raw: Any, key: str) -> int:
-    """Of an option of a command, named by its key; raises UserError. The deepest stage of a network has a 32nd of the
-    pixels."""
+    """Of an option of a command, named by its key; raises UserError."""
     if not str(raw).isdecimal() or int(raw) % 32 or not 32 <= int(raw) <= 8192:
         raise UserError(f"{key}: got {raw}; need a multiple of 32 from 32 to 8192, e.g. 256")
     return int(raw)
 
 
 def pattern(text: str) -> str:
-    """A regular expression."""
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:

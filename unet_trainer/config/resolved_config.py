@@ -29,7 +29,7 @@ class ResolvedConfig(Config):
 
     @property
     def whole_repeats(self) -> int:
-        """Times that each image comes in an epoch; 1 where an epoch takes a share of them."""
+        """1 where an epoch takes a share of the images."""
         return max(1, round(self.repeats))
 
     @property

@@ -40,6 +40,7 @@ def whole(least: int, most: int | None = None) -> Any:
 # Types of values: how text becomes one (BeforeValidator), its bounds, and what messages say (description).
 # fmt: off
 WHOLE, NUMBER, TEXT = BeforeValidator(p.whole_number), BeforeValidator(p.number), BeforeValidator(p.text)
+LENGTH = Field(min_length=1, max_length=256)
 Flag = Annotated[bool, BeforeValidator(p.flag), Field(description="true or false")]
 Number = Annotated[float, NUMBER, Field(description="a number")]
 AtLeastZero = Annotated[int, whole(0), WHOLE]
@@ -56,10 +57,9 @@ Gigabytes = Annotated[float, Field(ge=0, le=1e6, description="a number at least 
 Share = Annotated[float, Field(ge=0, le=1, description="a number at least 0 and at most 1"), NUMBER]
 InsideShare = Annotated[float, Field(gt=0, lt=1, description="a number above 0 and below 1"), NUMBER]
 Text = Annotated[str, TEXT]
-Names = Annotated[tuple[Text, ...], Field(min_length=1, max_length=256, description="a list, each text")]
-Numbers = Annotated[tuple[Number, ...], Field(min_length=1, max_length=256, description="a list, each a number")]
-Positives = Annotated[tuple[Positive, ...], Field(
-    min_length=1, max_length=256, description="a list, each a positive number")]
+Names = Annotated[tuple[Text, ...], LENGTH, Field(description="a list, each text")]
+Numbers = Annotated[tuple[Number, ...], LENGTH, Field(description="a list, each a number")]
+Positives = Annotated[tuple[Positive, ...], LENGTH, Field(description="a list, each a positive number")]
 Suffix = Annotated[str, BeforeValidator(partial(p.text, may_be_empty=True)), Field(description="text")]
 Pattern = Annotated[str, TEXT, AfterValidator(p.pattern), Field(description="a regular expression")]
 Duration = Annotated[str, TEXT, AfterValidator(p.duration), Field(description="a time with its unit")]
@@ -109,15 +109,14 @@ class Config:
         "absolute path; null: found by its name (masks, labels, gt, trainannot, ...)", "masks")
     mask_suffix: Suffix = key("", "what a mask's name has after the image's name, if it is not found by itself: _mask "
         "pairs a.jpg with a_mask.png; or the masks' extension: .png", "_mask")
-    unpaired: Literal["error", "skip"] = key("error", "images without a mask and masks without an image: error; skip: "
-        "left out and counted")
+    unpaired: Literal["error", "skip"] = key("error", "images without a mask and the reverse: error; skip: not used")
     num_classes: Annotated[int, whole(1, 254), WHOLE] | Auto = key("auto", "1: foreground against background; K: class "
         "ids 0 to K-1, background included; auto: 1 for masks of two values, else as many as there are ids", "1")
     class_names: Names | None = key(None, "names for the per-class table, one for each class; null: from a class file "
         "beside the masks, if there is one", "[background, road]")
     mask_values: Values = key("auto", "auto: decided from all masks, and reported; the value or [red, green, blue] of "
-        "each class, in class order, or a list of several that are one class: [0, [1, 2]]; nonzero; or above N", "[0, 255] or "
-        "[[0, 0, 0], [255, 0, 0]]")
+        "each class, in class order, or a list of several that are one class: [0, [1, 2]]; nonzero; or above N",
+        "[0, 255] or [[0, 0, 0], [255, 0, 0]]")
     ignore_value: OneClass | None = key(None, "mask value of pixels that are ignored in loss and scores; or a colour, "
         "or a list of several: [10, 11]", "255")
     unknown_values: Literal["error", "ignore"] = key("error", "mask values that belong to no class: error stops, "
@@ -131,8 +130,7 @@ class Config:
         "group and box; paths as seen from data_dir", "split.csv")
     group_pattern: Pattern | None = key(None, "regular expression on an image's path: what its first bracket matches "
         "(a patient, a video) stays on one side of the split", "'(patient\\d+)_'")
-    num_folds: Annotated[int, whole(2, 1000), WHOLE] | None = key(None, "split into this many folds in place of "
-        "val_fraction", "5")
+    num_folds: Annotated[int, whole(2, 1000), WHOLE] | None = key(None, "number of folds, instead of val_fraction", "5")
     fold: AtLeastZero = key(0, "the fold that validates, counted from 0")
     image_size: Side | TwoSides | Auto = key("auto", "what the model sees: one side, or [height, width]; auto: from "
         "the sizes of images and structures; scores are at the images' own size", "512 or [512, 768]")
@@ -144,8 +142,7 @@ class Config:
         "that does: 0.25; auto: 1, or with num_epochs: auto what gives epochs of a good length", "4 or 0.25")
     rare_class_crops: Share = key(0.33, "fit: crop centres this share of the crops on a pixel of a rare class")
     resize_masks: Flag = key(False, "bring a mask of another size, but the same shape, to the size of its image")
-    in_channels: Annotated[int, whole(1, 64), WHOLE] | Auto = key("auto", "channels of the images; auto: as many as "
-        "they have", "3")
+    in_channels: Annotated[int, whole(1, 64), WHOLE] | Auto = key("auto", "channels; auto: as many as images have", "3")
     image_mean: Numbers | Auto = key("auto", "subtracted from each channel, in the files' own units; auto: ImageNet's "
         "for 8-bit RGB, else that of the training images", "[123.7, 116.3, 103.5]")
     image_std: Positives | Auto = key("auto", "each channel is divided by this; auto: likewise", "[58.4, 57.1, 57.4]")
@@ -164,8 +161,7 @@ class Config:
     cache: Literal["none", "ram", "disk"] | Auto = key("auto", "decoded pairs: auto: ram if they fit into a quarter of "
         "the free memory, else disk if an image gives several crops; ram keeps them in memory, one copy for all "
         "workers; disk in a file that is deleted at the end of the run")
-    cache_gb: Gigabytes = key(20.0, "gigabytes of remote shards that are kept under checkpoint_dir as they are "
-        "fetched; 0: none. Files on a local disk need none")
+    cache_gb: Gigabytes = key(20.0, "gigabytes of remote shards kept in checkpoint_dir; 0: none. Local files need none")
 
     architecture: Architecture = key("unet", "one of unet, unetplusplus, manet, linknet, fpn, pspnet, deeplabv3, "
         "deeplabv3plus, pan, upernet, segformer, dpt; own: the network that train(model=...) was given")
@@ -175,7 +171,7 @@ class Config:
         "minute, else random; null: random; imagenet; or the encoder of a .pt, .pth or .safetensors file", "imagenet")
     init_from: Text | None = key(None, "a model that a new run begins with: a run, a .pt, .pth or .safetensors file, "
         "or an export for segmentation-models-pytorch; what does not fit is initialised", "checkpoints/demo")
-    decoder_channels: FiveChannels | None = key(None, "width of the five decoder stages of unet, unetplusplus and manet; "
+    decoder_channels: FiveChannels | None = key(None, "width of the five decoder stages of unet, unetplusplus, manet; "
         "null: [256, 128, 64, 32, 16], less with a small encoder: auto", "[256, 128, 64, 32, 16]")
     decoder_attention: Literal["none", "scse"] = key("none", "scse: squeeze and excitation; of unet and unetplusplus")
     freeze_encoder_epochs: AtLeastZero = key(0, "epochs before the encoder is trained", "5")
@@ -206,9 +202,8 @@ class Config:
     grad_clip: Positive | None = key(None, "largest norm of the gradients; null: no limit", "1.0")
     ema_decay: InsideShare | Auto | None = key("auto", "average the weights over steps and evaluate the average; auto: "
         "over about a tenth of the run; null: off", "0.999")
-    monitor: Literal["val_iou", "val_dice", "val_loss"] = key("val_iou", "the metric that decides best.pt, early "
-        "stopping and plateau: val_iou, val_dice or val_loss (always val_loss where no validation mask has a class to "
-        "score)")
+    monitor: Literal["val_iou", "val_dice", "val_loss"] = key("val_iou", "decides best.pt, early stopping and "
+        "plateau: val_iou, val_dice or val_loss (always val_loss where no validation mask has a class to score)")
     early_stopping_patience: AtLeastOne | Auto | None = key("auto", "stop after this many epochs without improvement, "
         "not counting those in which the learning rate warms up, or is high and the training loss still falls; auto: "
         "30 % of the epochs; null: never", "20")
@@ -234,8 +229,7 @@ class Config:
     checkpoint_minutes: Positive | None = key(10.0, "the state is saved this often in an epoch; null: at its end")
     on_oom: Literal["stop", "shrink"] = key("stop", "when memory runs out: stop, or shrink: double batch_parts")
     batch_parts: UpTo65536 = key(1, "parts of a batch in turn: less memory, more time; norms see a part", "2")
-    worker_timeout: Positive | None = key(600.0, "seconds without a batch after which the worker processes count as "
-        "hanging; null: wait for ever")
+    worker_timeout: Positive | None = key(600.0, "seconds without a batch until workers count as hanging; null: never")
 
     tensorboard: Flag = key(False, "log scalars, pictures, settings to the run's folder (pip install tensorboard)")
     wandb: Flag = key(False, "log to Weights & Biases (pip install wandb); without a key into the run's folder")
@@ -294,7 +288,7 @@ def _needed(name: str, raw: Any) -> str:
 
 
 def is_demo_dir(data_dir: str | os.PathLike[str]) -> bool:
-    """Whether the path is that of the built-in dataset, however it is spelled: data/demo/, ./data/demo."""
+    """However it is spelled: data/demo/, ./data/demo."""
     return os.path.abspath(data_dir) == os.path.abspath(DEMO_DIR)  # noqa: PTH100 (resolve() would follow links)
 
 
@@ -337,8 +331,7 @@ def as_dict(config: Config) -> dict[str, Any]:
 
 
 def to_yaml(config: Config, header: str, reasons: Mapping[str, str] | None = None) -> str:
-    """The config as YAML that runs again as it is. The comment of a key is its reason if there is one, else its
-    sentence."""
+    """The config as YAML that runs again as it is. A key's comment is its reason if there is one, else its sentence."""
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
     for name, value in as_dict(config).items():
         comment = (reasons or {}).get(name) or FIELDS[name].metadata["sentence"]
