@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.safe_yaml import BOOLEANS, interpret, map_leaves, parse_number
+from unet_trainer.config.safe_yaml import interpret, map_leaves, parse_number
 from unet_trainer.system.input_files import read_text
 
 MaskValue = int | tuple[int, int, int]  # a value in the file, or red, green, blue
@@ -41,12 +41,6 @@ def near_miss(word: str, known: Iterable[str]) -> str | None:
         return difflib.SequenceMatcher(None, name, word).ratio(), len(os.path.commonprefix([name, word]))  # noqa: RUF071 (letters)
 
     return max(difflib.get_close_matches(word, [*known], n=5, cutoff=0.7), key=similarity, default=None)
-
-
-def flag(raw: Any) -> bool:
-    if (word := str(raw).strip().lower()) not in BOOLEANS:
-        raise ValueError
-    return BOOLEANS[word]
 
 
 def number(raw: Any) -> float:
@@ -103,11 +97,6 @@ def encoder_name(name: str) -> str:
         return name
     meant = near_miss(name, [*smp.encoders.encoders, *(f"tu-{model}" for model in timm.list_models())])
     raise ValueError(f"did you mean {meant}?" if meant else "tu-NAME takes any model of timm")
-
-
-def repeats(value: float) -> float:
-    """A whole number, or one part of so many: 0.25 is every fourth."""
-    return 1 / round(1 / value) if value < 1 else whole_number(value)
 
 
 def duration(text: str) -> str:

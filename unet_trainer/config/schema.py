@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 
 from unet_trainer.config import parsers as p
 from unet_trainer.config.parsers import LOSSES, MaskClass, MaskValues, near_miss
-from unet_trainer.config.safe_yaml import NULLS, Plain, map_leaves, value_text
+from unet_trainer.config.safe_yaml import BOOLEANS, NULLS, Plain, map_leaves, value_text
 
 if TYPE_CHECKING:
     Auto = Any  # a type checker lets a setting be used as decided: what reads one takes a ResolvedConfig
@@ -41,7 +41,8 @@ def whole(least: int, most: int | None = None) -> Any:
 # fmt: off
 WHOLE, NUMBER, TEXT = BeforeValidator(p.whole_number), BeforeValidator(p.number), BeforeValidator(p.text)
 LENGTH = Field(min_length=1, max_length=256)
-Flag = Annotated[bool, BeforeValidator(p.flag), Field(description="true or false")]
+Flag = Annotated[bool, BeforeValidator(lambda raw: BOOLEANS.get(str(raw).strip().lower())), Field(
+    strict=True, description="true or false")]
 Number = Annotated[float, NUMBER, Field(description="a number")]
 AtLeastZero = Annotated[int, whole(0), WHOLE]
 AtLeastOne = Annotated[int, whole(1), WHOLE]
@@ -69,7 +70,7 @@ Device = Annotated[str, Field(pattern="^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$",
 FolderName = Annotated[str, TEXT, AfterValidator(p.folder_name), Field(
     description="a plain name of at most 200 bytes, without slashes (checkpoint_dir says where)")]
 Repeats = Annotated[float, Field(ge=1e-5, le=100_000, description="a whole number up to 100000, or a share below 1"),
-    NUMBER, AfterValidator(p.repeats)]
+    NUMBER, AfterValidator(lambda value: 1 / round(1 / value) if value < 1 else p.whole_number(value))]
 Losses = Annotated[dict[str, Positive], BeforeValidator(p.weighted_losses), Field(
     description=f"one of {', '.join(LOSSES)}, or a weighted sum", examples=list(LOSSES))]
 Transforms = Annotated[tuple[Any, ...], BeforeValidator(p.transform_list), Field(
