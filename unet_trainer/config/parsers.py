@@ -24,11 +24,7 @@ MaskValues = str | tuple[MaskClass, ...]  # auto, nonzero, "above N", or what be
 COLOUR_LENGTH = 3
 JITTER_NAME = "IntensityJitter"  # in a list of transforms, the one that albumentations does not have
 SMALL_RESNET = "small_resnet"  # of model/network.py
-# Those that are usual: to know the others, the libraries are imported, which takes seconds.
-ENCODERS = {
-    "resnet18", "resnet34", "resnet50", "resnet101", "efficientnet-b0", "efficientnet-b3", "mit_b0", "mit_b2",
-    "mobilenet_v2", "tu-mobilenetv3_small_100", "tu-mobilenetv3_small_050", SMALL_RESNET,
-}  # fmt: skip
+ENCODERS = {"auto", SMALL_RESNET, "tu-mobilenetv3_small_100", "tu-mobilenetv3_small_050"}  # and those of the library
 # Those of TERMS in model/losses.py, which imports torch: a typo is answered before that.
 LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz", "own")
 
@@ -86,9 +82,17 @@ def folder_name(name: str) -> str:
     return name
 
 
+def _names_in_text(package: str, files: str, pattern: str) -> list[str]:
+    """Names that a pattern finds in the files of a package, which takes seconds to import; none if it has no text."""
+    library = find_spec(package)
+    paths = Path(library.origin).parent.glob(files) if library and library.origin else ()
+    return re.findall(pattern, "\n".join(map(read_text, paths)), re.MULTILINE)
+
+
 def encoder_name(name: str) -> str:
     """auto, or an encoder of segmentation-models-pytorch, which knows those of timm as tu-NAME."""
-    if name == "auto" or name in ENCODERS:
+    known = _names_in_text("segmentation_models_pytorch", "encoders/*.py", r'^    "([\w-]+)": \{$')
+    if name in ENCODERS or name in known:
         return name
     import segmentation_models_pytorch as smp  # seconds
     import timm
@@ -147,13 +151,11 @@ def _parameter(raw: Any) -> Any:
 
 
 def check_transforms(augmentation: str | Sequence[Any]) -> None:
-    """Raises ConfigError for names that are not in the text of albumentations: importing it would import torch."""
-    names, library = list(_transform_names(augmentation)), find_spec("albumentations")
-    if names and library is not None and library.origin is not None:
-        text = "\n".join(map(read_text, Path(library.origin).parent.glob("**/*.py")))
-        known = {JITTER_NAME, *re.findall(r"^class (\w+)\(", text, re.MULTILINE)}
-        if len(known) > 1:  # else it is installed without its text
-            refuse_transforms([unknown_transform(name, known) for name in names if name not in known])
+    """Raises ConfigError for names that albumentations does not have, without importing it, and torch with it."""
+    if names := list(_transform_names(augmentation)):
+        known = _names_in_text("albumentations", "**/*.py", r"^class (\w+)\(")
+        unknown = [name for name in names if known and name not in (JITTER_NAME, *known)]
+        refuse_transforms([unknown_transform(name, [JITTER_NAME, *known]) for name in unknown])
 
 
 def _transform_names(entries: Any) -> Iterator[str]:
