@@ -141,7 +141,7 @@ def test_a_long_value_is_cut_in_the_message():
     (line,) = problems({"learning_rate": "x" * 100_000})
     assert line == f"learning_rate: got '{'x' * 58}…; need a positive number, e.g. 1e-3, or auto"
     (line,) = problems({"learning_rate": 10**5000})  # more digits than Python prints
-    assert line.startswith("learning_rate: got a number of thousands of digits; ")
+    assert line.startswith("learning_rate: got a number of thousands of digits; need a positive number")
 
 
 def test_every_key_can_be_wrong_at_once():

@@ -17,7 +17,7 @@ from unet_trainer.config.parsers import LOSSES, MaskClass, MaskValues, near_miss
 from unet_trainer.config.safe_yaml import BOOLEANS, NULLS, Plain, map_leaves, value_text
 
 if TYPE_CHECKING:
-    Auto = Any  # a type checker lets a setting be used as decided: what reads one takes a ResolvedConfig
+    Auto = Any  # for type checkers, who then let a ResolvedConfig's values be used as decided
 else:
     Auto = Literal["auto"]
 Architecture = Literal[
@@ -41,7 +41,8 @@ def whole(least: int, most: int | None = None) -> Any:
 # fmt: off
 WHOLE, NUMBER, TEXT = BeforeValidator(p.whole_number), BeforeValidator(p.number), BeforeValidator(p.text)
 LENGTH = Field(min_length=1, max_length=256)
-Flag = Annotated[bool, BeforeValidator(lambda raw: BOOLEANS.get(str(raw).strip().lower())), Field(
+Flag = Annotated[bool, BeforeValidator(
+    lambda raw: BOOLEANS.get(raw.strip().lower()) if isinstance(raw, str) else raw), Field(
     strict=True, description="true or false")]
 Number = Annotated[float, NUMBER, Field(description="a number")]
 AtLeastZero = Annotated[int, whole(0), WHOLE]
@@ -264,12 +265,13 @@ def parse_value(name: str, raw: Any) -> Any:
         return adapter(name).validate_python(value)
     except ValidationError as error:
         reasons = [str(problem.get("ctx", {}).get("error", "")) for problem in error.errors(include_url=False)]
-    detail = REMOVED_VALUES.get(f"{name}: {raw}") or next(filter(None, reasons), "")
-    raise ValueError(_needed(name, raw) + (f" ({detail})" if detail else ""))
+    word = raw if isinstance(raw, str) else ""
+    detail = REMOVED_VALUES.get(f"{name}: {word}") or next(filter(None, reasons), "")
+    raise ValueError(_needed(name, word) + (f" ({detail})" if detail else ""))
 
 
-def _needed(name: str, raw: Any) -> str:
-    """What a key takes, by the JSON schema of its type, in words for a message about `raw`."""
+def _needed(name: str, word: str) -> str:
+    """What a key takes, by the JSON schema of its type, and what `word` may mean."""
     default, example, schema = FIELDS[name].default, FIELDS[name].metadata["example"], adapter(name).json_schema()
     options = [schema] if "description" in schema else schema.get("anyOf", [schema])
     types = [option for option in options if option.get("const") != "auto" and option.get("type") != "null"]
@@ -283,8 +285,8 @@ def _needed(name: str, raw: Any) -> str:
     text += f", e.g. {example}" if example and not all("enum" in option for option in types) else ""
     text += ", or auto" if any(option.get("const") == "auto" for option in options) else ""
     text += ", or null" if {"type": "null"} in options else ""
-    spelled = SPELLINGS.get(str(raw).lower())
-    meant = spelled if spelled in choices else near_miss(str(raw), choices)
+    spelled = SPELLINGS.get(word.lower())
+    meant = spelled if spelled in choices else near_miss(word, choices)
     return text + (f"; did you mean {meant}?" if meant else "")
 
 
