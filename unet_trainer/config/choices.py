@@ -151,6 +151,7 @@ class _Resolver:
         self.decide_auto("loss", {"dice": 1.0, "cross_entropy": 1.0}, "overlap for rare classes, and every pixel")
 
     def decide_size(self) -> None:
+        """What the model sees of an image, and numbers that follow from it, which the later rules go by."""
         dataset, sizes = self.dataset, self.dataset.train_sizes
         if dataset.are_blocks and self["split"] == "random" and not self["group_pattern"] and not self["split_file"]:
             self.decide("split", "blocks", "one image: blocks of it train and validate")

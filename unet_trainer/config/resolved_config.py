@@ -70,7 +70,7 @@ class Settings(dict[str, Setting]):
         self.requested = requested
 
     def __setitem__(self, name: str, setting: Setting) -> None:
-        super().__setitem__(name, setting)
+        super().__setitem__(name, setting)  # dict.update would pass this by
         self.__dict__.pop("taken", None)
 
     @cached_property
