@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from helpers.resolving import AMPERE, CPU, FREE, MEASURED, UPRIGHT
+from helpers.resolving import AMPERE, CPU, FREE, MEASURED, UPRIGHT, settings_of
 from unet_trainer.config import choices
 from unet_trainer.config.facts import StepCost
 
@@ -188,10 +188,15 @@ def test_however_short_the_time_is_an_epoch_has_a_batch(num_samples, budget):
     assert num_samples // max(1, round(1 / found.repeats)) >= 16
 
 
-@pytest.mark.parametrize(("num_cores", "beside_a_gpu", "on_cpu"), [(1, 1, 0), (2, 1, 1), (8, 7, 4), (128, 16, 4)])
-def test_number_of_workers_follows_the_cores(num_cores, beside_a_gpu, on_cpu):
-    assert choices.choose_num_workers(num_cores, on_cpu=False) == beside_a_gpu
-    assert choices.choose_num_workers(num_cores, on_cpu=True) == on_cpu
+@pytest.mark.parametrize(("num_cores", "num_processes", "beside_a_gpu", "on_cpu"), [
+    (1, 1, 1, 0), (2, 1, 1, 1), (8, 1, 7, 4), (128, 1, 16, 4), (64, 8, 8 * 7, 8 * 4), (4, 4, 4, 0),
+])  # fmt: skip
+def test_number_of_workers_follows_the_cores_that_each_process_of_a_machine_has(
+    num_cores, num_processes, beside_a_gpu, on_cpu
+):
+    for hardware, expected in ((AMPERE, beside_a_gpu), (CPU, on_cpu)):
+        machine = dataclasses.replace(hardware, num_cores=num_cores, num_local_processes=num_processes)
+        assert settings_of(machine, num_workers="auto").taken.num_workers == expected
 
 
 @pytest.mark.parametrize(("shares", "weights"), [

@@ -21,10 +21,10 @@ from helpers.resolving import (
     settings_of,
 )
 from unet_trainer.config import choices
-from unet_trainer.config.choices import CPU_ENCODERS, CPU_ENCODERS_FROM_NOTHING, WANTED_VIEWS
+from unet_trainer.config.choices import CPU_ENCODERS, CPU_ENCODERS_FROM_NOTHING, WANTED_VIEWS, resolve
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved_config import MACHINE_KEYS, decoded_bytes, resolve
+from unet_trainer.config.resolved_config import MACHINE_KEYS
 from unet_trainer.config.schema import FIELDS, Config, as_dict
 
 EVERYTHING_SET = {
@@ -269,10 +269,9 @@ def test_the_learning_rate_follows_the_effective_batch_of_all_processes():
     assert scaled.taken.learning_rate == alone
 
 
-def test_processes_of_a_machine_share_its_cores_and_one_cache():
-    assert choices.choose_num_workers(64, on_cpu=False, num_processes=8) == 8 * 7
-    assert choices.choose_num_workers(4, on_cpu=True, num_processes=4) == 0
-    hardware = dataclasses.replace(AMPERE, host_memory=8 * decoded_bytes("resize", 64, DATASET))
+def test_processes_of_a_machine_share_one_cache():
+    num_bytes = 3 * 64 * 64 * (4 + 1)  # three resized images of four channels, and their masks
+    hardware = dataclasses.replace(AMPERE, host_memory=8 * num_bytes)
     assert settings_of(in_job(hardware, 4), cache="auto").taken.cache == "ram"
 
 

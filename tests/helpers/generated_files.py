@@ -4,7 +4,7 @@ import json
 
 from helpers.project import ROOT
 from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.config.schema import FIELDS, THEMES, Config, as_dict, explanations, json_schema, to_yaml
+from unet_trainer.config.schema import FIELDS, THEMES, Config, adapter, as_dict, to_yaml
 
 DEFAULT_HEADER = "python train_unet.py configs/default.yaml data_dir=data/mine\nEvery key with its default."
 KEYS_MARK = "<!-- keys: written from the code by tests/helpers/generated_files.py -->\n"
@@ -28,10 +28,10 @@ def page_of_keys():
     """docs/configuration.md as it is, and its tables of keys anew, one a theme."""
     before, mark, _ = (ROOT / "docs/configuration.md").read_text(encoding="utf-8").partition(KEYS_MARK)
     lines, defaults = [], as_dict(Config())
-    for name, meaning in explanations().items():
+    for name, field in FIELDS.items():
         if name in THEMES:
             lines += ["", f"## {THEMES[name]}", "", "| key | default | meaning |", "| --- | --- | --- |"]
-        meaning = meaning.replace("|", r"\|")
+        meaning = field.metadata["sentence"].replace("|", r"\|")
         lines.append(f"| `{name}` | `{value_text(defaults[name])}` | {meaning} |")
     return before + mark + "\n".join(lines) + "\n"
 
@@ -39,7 +39,9 @@ def page_of_keys():
 def overrides():
     """The keys as keywords. Lists and paths may be written where a Config has tuples and text; loss, which may be a
     function too, is a keyword of its own."""
-    return OVERRIDES_START + "".join(f"    {key}: {typed(json_schema(key))}\n" for key in FIELDS if key != "loss")
+    return OVERRIDES_START + "".join(
+        f"    {key}: {typed(adapter(key).json_schema())}\n" for key in FIELDS if key != "loss"
+    )
 
 
 def typed(schema):

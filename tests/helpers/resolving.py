@@ -1,9 +1,9 @@
 """Hardware, a dataset and settings that are resolved for them."""
 
 from helpers.project import FIXED_RECIPE
+from unet_trainer.config.choices import resolve
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved_config import resolve
 from unet_trainer.config.schema import FIELDS
 
 AMPERE = HardwareFacts("cuda", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)

@@ -7,9 +7,9 @@ from unittest import mock
 import torch
 
 from helpers.project import TINY_MODEL
+from unet_trainer.config.choices import resolve
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved_config import resolve
 from unet_trainer.config.schema import as_shape
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_decoding import MaskCoding

@@ -117,7 +117,7 @@ def table_lines(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 def time_step(config: Config, console: Console) -> None:
     """Time forward, loss, IoU counts, backward and the optimizer on random RGB images; print images per second."""
-    from unet_trainer.config.resolved_config import resolve
+    from unet_trainer.config.choices import resolve
     from unet_trainer.images.image_spec import RGB_8BIT
     from unet_trainer.training.compilation import is_out_of_memory
     from unet_trainer.training.initial_model import read_initial_model

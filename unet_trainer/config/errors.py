@@ -7,13 +7,6 @@ class UserError(ValueError):
     exit_code = 2
 
 
-def missing_part(name: str) -> UserError:
-    """For a run whose custom loss or model was not passed."""
-    calls = "train(..., model=...) or load(..., model=...)" if name == "model" else f"train(..., {name}=...)"
-    need = f"pass it from Python, {calls}; see docs/extending.md"
-    return UserError(f"{name}: the run has a custom {name}, which no file holds: {need}")
-
-
 class ConfigError(UserError):
     """The config cannot be used; the message lists every problem."""
 
@@ -31,19 +24,23 @@ class NewerFormat(CheckpointError):
 
 
 class TrainingFailed(RuntimeError):
-    """Training, or a prediction that had begun, cannot go on; the message says why, what is saved and what to try. Exit
-    code 3."""
+    """Training or a prediction cannot go on; the message says why, what is saved and what to try. Exit code 3."""
 
     exit_code = 3
 
 
 class NonFinite(RuntimeError):
-    """NaN or infinite numbers that skipping steps does not cure: in a training batch, in validation, or in the weights.
-
-    `batch_number` counts training batches over the whole run; `val_batch` is a batch of validation.
-    """
+    """NaN or infinity that skipping steps does not cure: in a training batch (`batch_number`, over the whole run), in a
+    batch of validation (`val_batch`), or in the weights."""
 
     def __init__(self, what: str, batch_number: int | None = None, val_batch: int | None = None) -> None:
         super().__init__(what)
         self.batch_number = batch_number
         self.val_batch = val_batch
+
+
+def missing_part(name: str) -> UserError:
+    """For a run whose custom loss or model was not passed."""
+    calls = "train(..., model=...) or load(..., model=...)" if name == "model" else f"train(..., {name}=...)"
+    need = f"pass it from Python, {calls}; see docs/extending.md"
+    return UserError(f"{name}: the run has a custom {name}, which no file holds: {need}")

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 from unet_trainer.config.parsers import MaskClass, MaskValues
 
+NumberFormat = Literal["float32", "bfloat16", "float16"]
 TOLD_SHARE = 0.85  # a transform that can be told from the original in so many images changes what the data look like
-TOLD_CHANCE = 0.02  # and that so many are told by chance is less likely than this
+TOLD_CHANCE = 0.02  # unless that so many are told by chance is likelier than this
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,7 @@ class Measurements:
     """What was measured in the training images and masks. Lengths are in pixels of the files."""
 
     num_pairs: int  # that were measured
-    # size of the largest kind of structure: a typical object's side, or four times its thickness if that is less
-    structure: float
+    structure: float  # of the largest kind: a typical object's side, or four times its thickness if that is less
     relative_structure: float  # the same, relative to its image's side
     thickness: float  # of the thinnest class
     size_spread: float  # 90th / 10th percentile of object sizes
@@ -55,10 +56,8 @@ class Measurements:
 
     def keeps_labels(self, transform: str, in_views: bool) -> bool:
         """Whether images still look like this dataset's after a transform (of the whole image, or of crops)."""
-        return self.share_told(transform, in_views) < TOLD_SHARE or not self.is_significant(transform, in_views)
-
-    def is_significant(self, transform: str, in_views: bool) -> bool:
-        return (self.chance_in_views if in_views else self.chance)[transform] <= TOLD_CHANCE
+        chance = (self.chance_in_views if in_views else self.chance)[transform]
+        return self.share_told(transform, in_views) < TOLD_SHARE or chance > TOLD_CHANCE
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class DatasetFacts:
     mask_reason: str
     class_shares: Sequence[float]  # by class id, of the pixels that count
     train_sizes: Sequence[tuple[int, int]]  # height and width of each training image
-    val_sizes: Sequence[tuple[int, int]] = field(default=())
+    val_sizes: Sequence[tuple[int, int]] = ()
     bytes_per_value: int = 1  # of a channel of a pixel in a batch
     measurements: Measurements | None = None
     num_classes: int = 1

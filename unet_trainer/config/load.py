@@ -4,11 +4,11 @@ Input is checked here, once: all problems are reported together, each with its k
 torch, so that a typo is answered at once.
 """
 
-import dataclasses
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,25 +39,10 @@ NAMES_ELSEWHERE = {
     "grad_clip": "clip_grad gradient_clip_val gradient_clipping max_norm", "ema_decay": "ema", "monitor": "metric",
     "device": "gpu gpus cuda accelerator", "seed": "random_seed", "run_name": "name experiment",
     "checkpoint_dir": "project save_dir output_dir work_dir", "resume": "resume_from",
+    "encoder_weights (the encoder), init_from (a model) or resume (a run)":
+        "weights pretrained checkpoint ckpt load",
 }  # fmt: skip
 OTHER_TOOLS_NAMES = {other: ours for ours, others in NAMES_ELSEWHERE.items() for other in others.split()}
-# Names that may mean any of three keys.
-WEIGHTS_ELSEWHERE = ("weights", "pretrained", "checkpoint", "ckpt", "load")
-WEIGHTS_HERE = "encoder_weights (the encoder alone), init_from (a whole model) and resume (a run, to go on with it)"
-# Settings of the demo for random weights. A trained model needs a warm-up, and an average that begins with it.
-FROM_NOTHING = ("learning_rate", "warmup_epochs", "ema_decay")
-TEXTS = (schema.Text, schema.Text | None, schema.Pattern | None)
-QUOTES = ('"', "'")  # what begins with them, or with a bracket, is read as YAML on the command line too
-STARTS = (*QUOTES, "[", "{")
-TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")  # keys of the config; the packages have the same names
-# Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
-PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
-# Files about datasets that are taken for configs, and their keys.
-DATASET_KEYS = {
-    "nnU-Net's dataset.json": "labels numTraining",
-    "Ultralytics' file about a dataset": "train val names",
-    "a file of COCO annotations": "images annotations categories",
-}
 # Settings of earlier versions, and what a user has now.
 REMOVED_KEYS = {
     "process_timeout": "a process that hangs ends the job after 15 minutes",
@@ -68,61 +53,65 @@ REMOVED_KEYS = {
     "on_nan": "steps that are not finite are skipped, and eight in a row end the run with its state saved",
     "on_save_error": "a save that fails ends the run with exit code 3",
 }
+# Files about datasets that are taken for configs, and their keys.
+DATASET_KEYS = {
+    "nnU-Net's dataset.json": "labels numTraining",
+    "Ultralytics' file about a dataset": "train val names",
+    "a file of COCO annotations": "images annotations categories",
+}
+# Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
+PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
 
 
 def load_config(
     source: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()
 ) -> Config:
-    """One source plus overrides (key=value texts, or a dict) as a checked Config; raises ConfigError with every
-    problem."""
+    """One source plus overrides (key=value texts, or a dict), checked; raises ConfigError with every problem."""
     problems: list[str] = []
-    origin, raw, sources = _read_source(source, problems)
+    try:
+        origin, raw, sources = _read_source(source)
+    except YamlError as error:
+        raise ConfigError(f"1 problem in {source}:\n  {error}") from None
     is_dict = isinstance(overrides, Mapping)
     over = dict(overrides) if isinstance(overrides, Mapping) else _read_overrides(overrides, problems)
     sources |= dict.fromkeys(over, "argument" if is_dict else "command line")
-    config, wrong = _parse_values({**(raw or {}), **over}, problems)
+    config, wrong = _parse_values(raw | over, problems)
     if "num_epochs" in over and config.num_epochs != "auto":  # a preset tried for a few: longer settings give way
         shorter: dict[str, Any] = {"early_stopping_patience": None, "warmup_epochs": config.num_epochs / 2}
         shorter = {name: value for name, value in shorter.items() if name not in over and _is_too_long(config, name)}
-        config = dataclasses.replace(config, **shorter)
+        config = replace(config, **shorter)
         sources |= dict.fromkeys(shorter, sources["num_epochs"])
-    if raw is not None:  # overrides of a file that cannot be read: it may change the defaults that they contradict
-        contradictions = _contradictions(config)
-        problems += [text for text in contradictions if not any(re.search(rf"\b{name}\b", text) for name in wrong)]
+    for text in _contradictions(config):
+        problems += [] if any(re.search(rf"\b{name}\b", text) for name in wrong) else [text]
     if problem := url_problem(config.data_dir) or (problems and missing_data_dir(config.data_dir)):
         problems.append(f"data_dir: {problem}")
     if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
         raise ConfigError("\n  ".join([f"{count} in {origin}:", *problems]))
-    return dataclasses.replace(config, sources={name: origin for name, origin in sources.items() if name in FIELDS})
+    return replace(config, sources={name: origin for name, origin in sources.items() if name in FIELDS})
 
 
 def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any], demo_file: Path) -> Config:
-    """A script's own settings plus overrides; while data_dir is the demo's, the settings of `demo_file` for those that
-    are open."""
+    """A script's own settings plus overrides; while data_dir is the demo's, `demo_file` fills in what is open."""
     pairs = overrides if isinstance(overrides, Mapping) else [override.partition("=")[::2] for override in overrides]
     given = {**own, **dict(pairs)}
-    demo = {}
-    if is_demo_dir(str(given.get("data_dir", schema.DEMO_DIR))):
-        demo = {name: value for name, value in _read_file(demo_file, []).items() if own.get(name, "auto") == "auto"}
-    if str(given.get("time_budget") or "null").lower() not in NULLS:
-        demo.pop("num_epochs", None)  # the time decides it
-    if str(given.get("init_from") or "null").lower() not in NULLS:
-        demo = {name: value for name, value in demo.items() if name not in FROM_NOTHING}
+    demo = _read_file(demo_file) if is_demo_dir(str(given.get("data_dir", schema.DEMO_DIR))) else {}
+    demo = {name: value for name, value in demo.items() if own.get(name, "auto") == "auto"}
+    # The time decides the epochs. A trained model needs a warm-up, and an average that begins with it.
+    for name, less in (("time_budget", "num_epochs"), ("init_from", "learning_rate warmup_epochs ema_decay")):
+        if str(given.get(name) or "null").lower() not in NULLS:
+            demo = {key: value for key, value in demo.items() if key not in less.split()}
     config, defaults = load_config({**own, **demo}, overrides), Config()
     sources = {  # a setting of the script's own that equals the default was not set by the user
         name: "demo" if source == "config" and name in demo else source
         for name, source in config.sources.items()
         if source != "config" or name in demo or getattr(config, name) != getattr(defaults, name)
     }
-    return dataclasses.replace(config, sources=sources)
+    return replace(config, sources=sources)
 
 
-def _read_source(
-    source: Config | Mapping[str, Any] | str | Path, problems: list[str]
-) -> tuple[str, dict[str, Any] | None, dict[str, str]]:
-    """The name of the source in messages, its raw values (None: a file that cannot be read), and where each came
-    from."""
+def _read_source(source: Config | Mapping[str, Any] | str | Path) -> tuple[str, dict[str, Any], dict[str, str]]:
+    """The name of the source in messages, its raw values, and where each came from. Raises YamlError."""
     if isinstance(source, Config):
         return "the config", as_dict(source), dict(source.sources)
     if isinstance(source, Mapping):
@@ -130,15 +119,11 @@ def _read_source(
         return "the config", raw, dict.fromkeys(raw, "config")
     if not isinstance(source, str | Path):
         raise TypeError(f"a config is a Config, a dict or a path to a YAML file, not {type(source).__name__}")
-    try:
-        raw = _read_file(Path(source), problems)
-    except YamlError as error:
-        problems.append(str(error))
-        return str(source), None, {}
+    raw = _read_file(Path(source))
     return str(source), raw, dict.fromkeys(raw, "file")
 
 
-def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     try:
         with open_file(path) as file:
             content = file.read(MAX_BYTES + 1)
@@ -148,7 +133,7 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     except FileNotFoundError:
         preset = Path(__file__).parents[1] / "configs" / path.name  # there where pip has installed it
         if path.parent == Path("configs") and preset.is_file():
-            return _read_file(preset, problems)
+            return _read_file(preset)
         siblings = sorted(path.parent.glob("*.y*ml")) or sorted(Path("configs").glob("*.yaml"))
         by_stem = {sibling.stem: str(sibling) for sibling in siblings}
         meant = near_miss(path.stem, by_stem)
@@ -156,20 +141,6 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         raise YamlError("no such file" + (f"; did you mean {by_stem[meant]}?" if meant else there)) from None
     except OSError as error:
         raise YamlError(f"cannot be read: {error.strerror}") from None
-    _refuse_dataset_file(path, content)
-    if len(content) > MAX_BYTES:
-        raise YamlError(TOO_LONG)
-    try:
-        values = parse_yaml(content.decode("utf-8-sig"), problems) or {}
-    except UnicodeDecodeError:
-        raise YamlError("not UTF-8 text; need a YAML file, saved as UTF-8") from None
-    if not isinstance(values, dict):
-        raise YamlError(f"got {shorten(values)}; need lines of the form key: value")
-    return values
-
-
-def _refuse_dataset_file(path: Path, content: bytes) -> None:
-    """Raises YamlError for another tool's file about a dataset, which its keys give away."""
     keys = set(re.findall(rb"(?:^|[{,])\s*[\"']?(\w+)[\"']?\s*:", content, re.MULTILINE))
     for kind, wanted in DATASET_KEYS.items():
         if keys.issuperset(wanted.encode().split()):
@@ -177,27 +148,36 @@ def _refuse_dataset_file(path: Path, content: bytes) -> None:
             folder = path.parent / (inner[1].decode(errors="replace").strip(" '\"") if inner else "")
             use = f"data_dir={shlex.quote(str(folder if folder.is_dir() else path.parent))}"
             raise YamlError(f"it is {kind}, not a config; to use the data that it describes: {use}")
+    if len(content) > MAX_BYTES:
+        raise YamlError(TOO_LONG)
+    try:
+        values = parse_yaml(content.decode("utf-8-sig")) or {}
+    except UnicodeDecodeError:
+        raise YamlError("not UTF-8 text; need a YAML file, saved as UTF-8") from None
+    if not isinstance(values, dict):
+        raise YamlError(f"got {shorten(values)}; need lines of the form key: value")
+    return values
 
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
     raw: dict[str, Any] = {}
-    texts: dict[str, str] = {}
     for override in overrides:
         name, equals, text = override.partition("=")
         name = name.strip()
         if not equals or not name:
             problems.append(f"{shorten(override)}: need key=value, e.g. batch_size=16")
-            continue
-        if name in texts:
-            both = f"{shorten(texts[name])} and {shorten(text)}"
-            problems.append(f"{_one_line(name)}: given twice, {both}; leave one of them out")
-            continue
-        texts[name] = text
-        is_text = name in FIELDS and FIELDS[name].type in TEXTS  # [a-z]+ is text there
-        try:
-            raw[name] = parse_yaml(text) if text.lstrip().startswith(QUOTES if is_text else STARTS) else Plain(text)
-        except YamlError as error:
-            problems.append(f"{name}: got {shorten(text)}; {error}")
+        elif name in raw:
+            problems.append(
+                f"{_one_line(name)}: given twice, {shorten(raw[name])} and {shorten(text)}; leave one of them out"
+            )
+        else:
+            # Quotes and brackets are YAML here too; but [a-z]+ is text where the key takes no list.
+            is_text = name in FIELDS and FIELDS[name].type in (schema.Text, schema.Text | None, schema.Pattern | None)
+            starts = ('"', "'") if is_text else ('"', "'", "[", "{")
+            try:
+                raw[name] = parse_yaml(text) if text.lstrip().startswith(starts) else Plain(text)
+            except YamlError as error:
+                problems.append(f"{name}: got {shorten(text)}; {error}")
     return raw
 
 
@@ -209,7 +189,7 @@ def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, 
         if name in REMOVED_KEYS:
             problems.append(f"{name}: no longer a setting; {REMOVED_KEYS[name]}: leave it out")
         elif name not in FIELDS:
-            problems.append(f"{_one_line(name)}: unknown key; {_suggestion(name)}")
+            problems.append(f"{_one_line(name)}: unknown key; {_nearest(name)}")
         else:
             try:
                 values[name] = parse_value(name, value)
@@ -219,10 +199,8 @@ def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, 
     return Config(**values), wrong
 
 
-def _suggestion(name: str) -> str:
+def _nearest(name: str) -> str:
     lowered = name.lower().replace("-", "_").strip()
-    if lowered in WEIGHTS_ELSEWHERE:
-        return f"there are {WEIGHTS_HERE}"
     if lowered in OTHER_TOOLS_NAMES:
         return f"the name here is {OTHER_TOOLS_NAMES[lowered]}"
     meant = lowered if lowered in FIELDS else near_miss(lowered, [*FIELDS, *OTHER_TOOLS_NAMES])
@@ -241,80 +219,76 @@ def _is_too_long(config: Config, name: str) -> bool:
 
 def _contradictions(c: Config) -> Iterator[str]:
     """Messages about settings that are valid alone and contradict each other; each names their keys."""
+    one_of = "leave one of them out"
     if c.time_budget is not None and c.num_epochs != "auto":
-        both = f"{c.time_budget} decides the number of epochs, and num_epochs: {c.num_epochs} is set"
-        yield f"time_budget: {both}; leave one of them out (time_budget: null or num_epochs: auto)"
+        both = f"time_budget: {c.time_budget} decides the epochs, and num_epochs: {c.num_epochs} is set"
+        yield f"{both}; {one_of} (time_budget: null or num_epochs: auto)"
     if c.use_amp is True and c.amp_dtype == "float16" and c.device == "cpu":
         yield "amp_dtype: float16 does not go with device: cpu; use bfloat16, or use_amp: false, which is faster there"
     if _is_too_long(c, "warmup_epochs"):
         yield f"warmup_epochs: {c.warmup_epochs:g} leaves nothing of num_epochs: {c.num_epochs}; need fewer"
     if _is_too_long(c, "early_stopping_patience"):
-        reached = f"{c.early_stopping_patience} can never be reached in num_epochs: {c.num_epochs}"
-        yield f"early_stopping_patience: {reached}; need fewer, or null"
+        patience = f"early_stopping_patience: {c.early_stopping_patience}"
+        yield f"{patience} can never be reached in num_epochs: {c.num_epochs}; need fewer, or null"
     if c.fold >= (c.num_folds or 1):
         yield f"fold: got {c.fold}; need {f'0 to {c.num_folds - 1}' if c.num_folds else 'num_folds to be set'}"
     if c.split == "blocks" and c.group_pattern:
-        yield "split: blocks divides a sequence, group_pattern keeps it together; leave one of them out"
+        yield "split: blocks divides a sequence, group_pattern keeps it together; " + one_of
     if c.batch_size != "auto" and c.batch_parts > c.batch_size:
         yield f"batch_parts: {c.batch_parts} is more than batch_size: {c.batch_size}; need at most that"
     yield from class_contradictions(c)
     if c.init_from is not None and c.encoder_weights not in ("auto", None):
         both = f"encoder_weights: {c.encoder_weights} is set, and init_from: {c.init_from} has an encoder"
-        yield f"{both}; leave one of them out (encoder_weights: auto or init_from: null)"
+        yield f"{both}; {one_of} (encoder_weights: auto or init_from: null)"
     if c.decoder_channels and c.architecture not in schema.WITH_DECODER_CHANNELS:
         have = ", ".join(schema.WITH_DECODER_CHANNELS)
         yield f"decoder_channels: not for architecture: {c.architecture}; only for {have}"
+    least, fit = schema.MIN_ATTENTION_CHANNELS, " and ".join(schema.WITH_ATTENTION)
     if c.decoder_attention == "scse" and c.architecture not in schema.WITH_ATTENTION:
-        fits = f"scse is for {' and '.join(schema.WITH_ATTENTION)}, not for architecture: {c.architecture}"
-        yield f"decoder_attention: {fits}; use none"
-    elif (
-        c.decoder_attention == "scse" and c.decoder_channels and min(c.decoder_channels) < schema.MIN_ATTENTION_CHANNELS
-    ):
-        least = f"decoder_channels of at least {schema.MIN_ATTENTION_CHANNELS}; got {list(c.decoder_channels)}"
-        yield f"decoder_attention: scse needs {least}"
+        yield f"decoder_attention: scse is for {fit}, not for architecture: {c.architecture}; use none"
+    elif c.decoder_attention == "scse" and min(c.decoder_channels or [least]) < least:
+        channels = to_plain(c.decoder_channels)
+        yield f"decoder_attention: scse needs decoder_channels of at least {least}; got {channels}"
 
 
 def class_contradictions(c: Config) -> Iterator[str]:
     """Contradictions about the classes; also of a config whose number of classes the masks have decided."""
-    num_classes, source = None if c.num_classes == "auto" else c.num_classes, "num_classes"
-    if num_classes is None:
-        num_classes, weighted = schema.implied_num_classes(c), isinstance(c.class_weights, tuple)
+    number, source = c.num_classes, "num_classes"
+    if number == "auto":
+        number, weighted = schema.implied_num_classes(c), isinstance(c.class_weights, tuple)
         source = "class_names" if c.class_names else "class_weights" if weighted else "mask_values"
-    if num_classes is not None and num_classes > 1 and "bce" in c.loss:
-        yield f"loss: bce is for num_classes: 1; with {num_classes} classes use cross_entropy"
-    for name, values in (("class_weights values", c.class_weights), ("class_names names", c.class_names)):
-        if num_classes is not None and isinstance(values, tuple) and len(values) != num_classes:
-            key, what = name.split()
-            yield f"{key}: got {len(values)} {what}; need {num_classes}, one for each of {source}"
-    taken: set[MaskValue] = set()
+    is_known = number is not None
+    if is_known and number > 1 and "bce" in c.loss:
+        yield f"loss: bce is for num_classes: 1; with {number} classes use cross_entropy"
+    for key, values, what in (("class_weights", c.class_weights, "values"), ("class_names", c.class_names, "names")):
+        if is_known and isinstance(values, tuple) and len(values) != number:
+            yield f"{key}: got {len(values)} {what}; need {number}, one for each of {source}"
+    taken: list[MaskValue] = [*range(max(2, number))] if is_known and c.mask_values == "auto" else []
+    where, fix = f"the id of a class (num_classes: {number})", "set mask_values to the values of the classes"
     if not isinstance(c.mask_values, str):
-        flat = [as_grey(value) for one_class in c.mask_values for value in split_values(one_class)]
-        taken = set(flat)
-        wanted = len(c.mask_values) if num_classes is None else max(2, num_classes)
-        if len(c.mask_values) != wanted or len(taken) != len(flat):
-            order = "background first" if num_classes == 1 else "one a class"
+        taken = [as_grey(value) for one_class in c.mask_values for value in split_values(one_class)]
+        where, fix = "also in mask_values", "need another, or null"
+        wanted = max(2, number) if is_known else len(c.mask_values)
+        if len(c.mask_values) != wanted or len(set(taken)) != len(taken):
+            order = "background first" if number == 1 else "one a class"
             yield f"mask_values: got {to_plain(c.mask_values)}; need {wanted} different values, {order}"
-    elif num_classes is not None and num_classes > 2 and c.mask_values != "auto":
-        yield f"mask_values: {c.mask_values} tells two classes apart, {source}: {num_classes} needs a value for each"
-    ignored = [] if c.ignore_value is None else [as_grey(value) for value in split_values(c.ignore_value)]
-    if both := [value for value in ignored if value in taken]:
-        yield f"ignore_value: {to_plain(both[0])} is also in mask_values; need another, or null"
-    ids = range(max(2, num_classes)) if num_classes is not None and c.mask_values == "auto" else ()
-    if clashing := [value for value in ignored if value in ids]:
-        fix = "set mask_values to the values of the classes"
-        yield f"ignore_value: {clashing[0]} is the id of a class (num_classes: {num_classes}); {fix}"
+    elif is_known and number > 2 and c.mask_values != "auto":
+        yield f"mask_values: {c.mask_values} tells two classes apart, {source}: {number} needs a value for each"
+    ignored = () if c.ignore_value is None else map(as_grey, split_values(c.ignore_value))
+    if clashing := [value for value in ignored if value in taken]:
+        yield f"ignore_value: {to_plain(clashing[0])} is {where}; {fix}"
 
 
 def check_trackers(config: Config) -> None:
     """Raises UserError where the package of a tracker that is switched on is missing, before torch is imported."""
-    for name in TRACKERS:
+    for name in ("tensorboard", "wandb", "trackio", "mlflow"):  # keys; the packages have the same names
         if getattr(config, name) and find_spec(name) is None:
             raise UserError(f"{name}: the package is not installed; pip install {name}, or set {name}: false")
 
 
 def check_onnx(model: str | None, exports: bool = False) -> None:
     """Raises UserError where a package is missing that an .onnx file needs, to be run or made."""
-    packages = ("onnx", "onnxscript", "onnxruntime") if exports else ("onnx", "onnxruntime")
+    packages = ("onnx", "onnxruntime", *["onnxscript"] * exports)
     missing = [name for name in packages if find_spec(name) is None]
     if missing and (exports or str(model).endswith(".onnx")):
         raise missing_onnx(missing[0])

@@ -14,32 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.safe_yaml import BOOLEANS, interpret, map_leaves, parse_number
+from unet_trainer.config.safe_yaml import interpret, map_leaves, parse_number
 from unet_trainer.system.input_files import read_text
 
 MaskValue = int | tuple[int, int, int]  # a value in the file, or red, green, blue
 MaskClass = int | tuple[Any, ...]  # a MaskValue, or a tuple of several, in which a value may be a tuple of one
 MaskValues = str | tuple[MaskClass, ...]  # auto, nonzero, "above N", or what becomes each class, in class order
 
-MAX_INTEGER = 2**31
-MAX_ITEMS = 256  # of a list
 COLOUR_LENGTH = 3
 JITTER_NAME = "IntensityJitter"  # in a list of transforms, the one that albumentations does not have
-MAX_MASK_VALUE = 65535
-SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "16": "float16"}
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SMALL_RESNET = "small_resnet"  # of model/network.py
-# of segmentation-models-pytorch, which takes seconds to import; and of timm, those that are chosen on a CPU
-_ENCODERS = """
-    resnet18 resnet34 resnet50 resnet101 resnet152 resnext50_32x4d resnext101_32x4d resnext101_32x8d resnext101_32x16d
-    resnext101_32x32d resnext101_32x48d dpn68 dpn68b dpn92 dpn98 dpn107 dpn131 vgg11 vgg11_bn vgg13 vgg13_bn vgg16
-    vgg16_bn vgg19 vgg19_bn senet154 se_resnet50 se_resnet101 se_resnet152 se_resnext50_32x4d se_resnext101_32x4d
-    densenet121 densenet169 densenet201 densenet161 inceptionresnetv2 inceptionv4 efficientnet-b0 efficientnet-b1
-    efficientnet-b2 efficientnet-b3 efficientnet-b4 efficientnet-b5 efficientnet-b6 efficientnet-b7 mobilenet_v2
-    xception mit_b0 mit_b1 mit_b2 mit_b3 mit_b4 mit_b5 mobileone_s0 mobileone_s1 mobileone_s2 mobileone_s3 mobileone_s4
-    tu-mobilenetv3_small_100 tu-mobilenetv3_small_050
-"""
-ENCODERS = frozenset([*_ENCODERS.split(), SMALL_RESNET])
+ENCODERS = {"auto", SMALL_RESNET, "tu-mobilenetv3_small_100", "tu-mobilenetv3_small_050"}  # and those of the library
 # Those of TERMS in model/losses.py, which imports torch: a typo is answered before that.
 LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz", "own")
 
@@ -51,55 +36,7 @@ def near_miss(word: str, known: Iterable[str]) -> str | None:
     def similarity(name: str) -> tuple[float, int]:  # of equally similar names, the one with the longer common prefix
         return difflib.SequenceMatcher(None, name, word).ratio(), len(os.path.commonprefix([name, word]))  # noqa: RUF071 (letters)
 
-    return max(difflib.get_close_matches(word, list(known), n=5, cutoff=0.7), key=similarity, default=None)
-
-
-def needed(raw: Any, schema: Mapping[str, Any], example: str = "") -> str:
-    """What a type takes, by its JSON schema, in words for a message about `raw`."""
-    options = schema.get("anyOf", [schema]) if "description" not in schema else [schema]
-    described = [option for option in options if option.get("const") != "auto" and option.get("type") != "null"]
-    text = f"need {' or '.join(map(_described, described))}"
-    if example and not all(option.get("type") == "boolean" or "enum" in option for option in described):
-        text += f", e.g. {example}"
-    text += ", or auto" if any(option.get("const") == "auto" for option in options) else ""
-    text += ", or null" if any(option.get("type") == "null" for option in options) else ""
-    choices = [choice for option in described for choice in option.get("enum") or option.get("examples", ())]
-    if isinstance(raw, str) and choices:
-        spelled = SPELLINGS.get(raw.lower())
-        meant = spelled if spelled in choices else near_miss(raw, choices)
-        text += f"; did you mean {meant}?" if meant else ""
-    return text
-
-
-def _described(schema: Mapping[str, Any]) -> str:
-    if "description" in schema:
-        return str(schema["description"])
-    if "enum" in schema:
-        return f"one of {', '.join(schema['enum'])}"
-    if schema["type"] == "array":
-        count = f" of {len(schema['prefixItems'])}" if "prefixItems" in schema else ""
-        return f"a list{count}, each {_described(schema.get('items') or schema['prefixItems'][0])}"
-    if schema["type"] == "integer":
-        least, most = schema["minimum"], schema.get("maximum")
-        return f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
-    words = {"minimum": "at least", "exclusiveMinimum": "above", "exclusiveMaximum": "below", "maximum": "at most"}
-    bounds = {word: schema[name] for name, word in words.items() if name in schema}
-    if bounds == {"above": 0}:
-        return "a positive number"
-    limits = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items())
-    return {"boolean": "true or false", "number": f"a number {limits}".strip()}.get(schema["type"], "text")
-
-
-def python_value(raw: Any) -> Any:
-    """Numbers and arrays of numpy, also in lists, as those of Python."""
-    return map_leaves(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, raw)
-
-
-def flag(raw: Any) -> bool:
-    text = str(raw).strip().lower() if isinstance(raw, str | bool) else ""
-    if text not in BOOLEANS:
-        raise ValueError
-    return BOOLEANS[text]
+    return max(difflib.get_close_matches(word, [*known], n=5, cutoff=0.7), key=similarity, default=None)
 
 
 def number(raw: Any) -> float:
@@ -111,36 +48,27 @@ def number(raw: Any) -> float:
 
 def whole_number(raw: Any) -> int:
     value = number(raw)
-    if value != int(value) or abs(value) > MAX_INTEGER:
+    if value != int(value) or abs(value) > 2**31:
         raise ValueError
     return int(value)
 
 
-def text(raw: Any) -> str:
-    word = word_or_empty(os.fspath(raw) if isinstance(raw, os.PathLike) else raw)
-    if not word.strip():
+def text(raw: Any, may_be_empty: bool = False) -> str:
+    """Without a NUL, which no path may have, and half of a surrogate pair, which no UTF-8 file may have."""
+    word = os.fspath(raw) if isinstance(raw, os.PathLike) else raw
+    if not isinstance(word, str) or re.search("[\0\ud800-\udfff]", word) or not (may_be_empty or word.strip()):
         raise ValueError
-    return os.path.expanduser(word) if word.startswith("~/") else word  # noqa: PTH111 (of text that may be no path)
-
-
-def word_or_empty(raw: Any) -> str:
-    """Text without a NUL, which no path may have, and without half of a surrogate pair, which no UTF-8 file may
-    have."""
-    if not isinstance(raw, str) or "\0" in raw or any("\ud800" <= letter <= "\udfff" for letter in raw):
-        raise ValueError
-    return str(raw)
+    return os.path.expanduser(word) if word.startswith("~/") else str(word)  # noqa: PTH111 (of text that may be no path)
 
 
 def tile_side(raw: Any, key: str) -> int:
-    """Of an option of a command, named by its key; raises UserError. The deepest stage of a network has a 32nd of the
-    pixels."""
+    """Of an option of a command, named by its key; raises UserError."""
     if not str(raw).isdecimal() or int(raw) % 32 or not 32 <= int(raw) <= 8192:
         raise UserError(f"{key}: got {raw}; need a multiple of 32 from 32 to 8192, e.g. 256")
     return int(raw)
 
 
 def pattern(text: str) -> str:
-    """A regular expression."""
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
@@ -149,30 +77,30 @@ def pattern(text: str) -> str:
 
 
 def folder_name(name: str) -> str:
-    if any(mark in name for mark in "/\\\n\r") or name.strip() in (".", "..") or len(name.encode()) > 200:
+    if re.search(r"[/\\\n\r]", name) or name.strip() in (".", "..") or len(name.encode()) > 200:
         raise ValueError
     return name
 
 
+def _names_in_text(package: str, files: str, pattern: str) -> list[str]:
+    """Names that a pattern finds in the files of a package, which takes seconds to import; none if it has no text."""
+    library = find_spec(package)
+    paths = Path(library.origin).parent.glob(files) if library and library.origin else ()
+    return re.findall(pattern, "\n".join(map(read_text, paths)), re.MULTILINE)
+
+
 def encoder_name(name: str) -> str:
     """auto, or an encoder of segmentation-models-pytorch, which knows those of timm as tu-NAME."""
-    if name == "auto" or name in ENCODERS:
+    known = _names_in_text("segmentation_models_pytorch", "encoders/*.py", r'^    "([\w-]+)": \{$')
+    if name in ENCODERS or name in known:
         return name
     import segmentation_models_pytorch as smp  # seconds
     import timm
 
-    known = list(smp.encoders.encoders)
-    if name in known or (name.startswith("tu-") and timm.is_model(name[3:].split(".")[0])):
+    if name in smp.encoders.encoders or (name.startswith("tu-") and timm.is_model(name[3:])):
         return name
-    from_timm = [f"tu-{model}" for model in timm.list_models()]
-    meant = near_miss(name, from_timm if name.startswith("tu-") else known) or near_miss(f"tu-{name}", from_timm)
-    more = f"there are {', '.join(known[:8])}, …, and tu-NAME for any model of timm"
-    raise ValueError(f"did you mean {meant}?" if meant else more)
-
-
-def repeats(value: float) -> float:
-    """A whole number, or one part of so many: 0.25 is every fourth."""
-    return 1 / round(1 / value) if value < 1 else whole_number(value)
+    meant = near_miss(name, [*smp.encoders.encoders, *(f"tu-{model}" for model in timm.list_models())])
+    raise ValueError(f"did you mean {meant}?" if meant else "tu-NAME takes any model of timm")
 
 
 def duration(text: str) -> str:
@@ -184,7 +112,8 @@ def duration(text: str) -> str:
 
 
 def seconds_of(text: str) -> float:
-    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)([smhd])", text))
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text))
 
 
 def weighted_losses(raw: Any) -> Mapping[str, Any]:
@@ -192,10 +121,12 @@ def weighted_losses(raw: Any) -> Mapping[str, Any]:
     terms = {str(raw): 1.0} if isinstance(raw, str) else raw
     if not isinstance(terms, Mapping) or not terms:
         raise ValueError
-    if unknown := [str(name) for name in terms if name not in LOSSES]:
-        meant = near_miss(unknown[0], LOSSES)
-        hint = f"did you mean {meant}?" if meant else "unknown"
-        raise ValueError("" if isinstance(raw, str) else f"{unknown[0]}: {hint}")
+    for name in terms:
+        if name not in LOSSES:
+            meant = near_miss(str(name), LOSSES)
+            raise ValueError(
+                "" if isinstance(raw, str) else f"{name}: {f'did you mean {meant}?' if meant else 'unknown'}"
+            )
     return terms
 
 
@@ -203,32 +134,38 @@ def transform_list(raw: Any) -> tuple[Any, ...]:
     """A list of transforms: `Name`, or `{Name: {parameter: value}}`; check_transforms knows the names."""
     if not isinstance(raw, list | tuple):
         raise ValueError
-    items = map_leaves(interpret, raw)
+    items = map_leaves(_parameter, raw)
     for item in items:
         is_named = isinstance(item, dict) and len(item) == 1 and isinstance(next(iter(item.values())), dict | None)
         if not isinstance(item, str) and not is_named:
             raise ValueError
-    return tuple(map_leaves(_parameter, items))
+    return tuple(items)
 
 
-def _parameter(value: Any) -> Any:
+def _parameter(raw: Any) -> Any:
     """Of a transform: it must survive being written to config.yaml and read back."""
-    if value is not None and not isinstance(value, bool | int | float | str):
+    value = interpret(raw)
+    if not isinstance(value, bool | int | float | str | None):
         raise ValueError("parameters are numbers, text, true, false or null, or lists of them")
     return value
 
 
 def check_transforms(augmentation: str | Sequence[Any]) -> None:
-    """Raises ConfigError for names that are not in the text of albumentations: importing it would import torch."""
-    names = list(_transform_names(augmentation))
-    library = find_spec("albumentations") if names else None
-    if library is None or library.origin is None:
-        return
-    texts = map(read_text, Path(library.origin).parent.glob("**/*.py"))
-    known = {name for text in texts for name in re.findall(r"^class (\w+)\(", text, re.MULTILINE)}
-    if known:  # else it is installed without its text
-        known.add(JITTER_NAME)
-        refuse_transforms([unknown_transform(name, known) for name in names if name not in known])
+    """Raises ConfigError for names that albumentations does not have, without importing it, and torch with it."""
+    if names := list(_transform_names(augmentation)):
+        known = _names_in_text("albumentations", "**/*.py", r"^class (\w+)\(")
+        unknown = [name for name in names if known and name not in (JITTER_NAME, *known)]
+        refuse_transforms([unknown_transform(name, [JITTER_NAME, *known]) for name in unknown])
+
+
+def _transform_names(entries: Any) -> Iterator[str]:
+    """What has another form is refused where the transforms are made."""
+    for entry in entries if isinstance(entries, list | tuple) else ():
+        for name, parameters in entry.items() if isinstance(entry, dict) else [(entry, None)]:
+            if isinstance(name, str):
+                yield name
+            if isinstance(parameters, dict):
+                yield from _transform_names(parameters.get("transforms"))
 
 
 def refuse_transforms(problems: Sequence[str]) -> None:
@@ -242,74 +179,52 @@ def unknown_transform(name: str, known: Iterable[str]) -> str:
     return f"unknown transform {name!r}; " + (f"did you mean {proper[meant]}?" if meant else "see albumentations' list")
 
 
-def _transform_names(entries: Any) -> Iterator[str]:
-    """What has another form is refused where the transforms are made."""
-    for entry in entries if isinstance(entries, list | tuple) else ():
-        for name, parameters in entry.items() if isinstance(entry, dict) else [(entry, None)]:
-            if isinstance(name, str):
-                yield name
-            if isinstance(parameters, dict):
-                yield from _transform_names(parameters.get("transforms"))
-
-
-# How mask_values and ignore_value are written: a value, a colour, or several of them that are one class.
-#
-# 5                                 a value in the file
-# [64, 0, 128]                      a colour: a list of three numbers always is one
-# [1, 2]                            two values, one class; likewise four and more
-# [[1], [2], [3]]                   three values, one class
-# [[64, 0, 128], [64, 0, 192], 7]   two colours and a value, one class
-
-
 def mask_values(raw: Any) -> MaskValues:
     """`auto`, `nonzero`, `above 127`, or a list with what becomes each class."""
     if isinstance(raw, str):
         name, _, threshold = raw.strip().partition(" ")
-        if raw.strip() in ("auto", "nonzero"):
-            return raw.strip()
-        value = parse_number(threshold)
-        if name == "above" and value is not None and value in range(MAX_MASK_VALUE):
-            return f"above {int(value)}"
-        raise ValueError
-    if not isinstance(raw, list) or not 2 <= len(raw) <= MAX_ITEMS:
+        if name == "above" and whole_number(threshold) in range(65535):
+            return f"above {whole_number(threshold)}"
+        if raw.strip() not in ("auto", "nonzero"):
+            raise ValueError
+        return raw.strip()
+    if not isinstance(raw, list) or not 2 <= len(raw) <= 256:
         raise ValueError
     return tuple(map(mask_class, raw))
 
 
 def mask_class(raw: Any) -> MaskClass:
-    """A value, a colour, or a list of several."""
-    items = raw if isinstance(raw, list) else [raw]
-    if not items:
+    """5: a value in the file. [64, 0, 128]: a colour, as a list of three numbers always is. [1, 2]: two values that are
+    one class. [[1], [2], [3]]: three. [[64, 0, 128], [64, 0, 192], 7]: two colours and a value."""
+    if not isinstance(raw, list) or (len(raw) == COLOUR_LENGTH and not any(isinstance(item, list) for item in raw)):
+        return _mask_value(raw)
+    if not raw:
         raise ValueError
-    if len(items) == COLOUR_LENGTH and not any(isinstance(item, list) for item in items):
-        return _mask_value(items)
-    return join_values([_mask_value(item) for item in items])
+    return join_values([_mask_value(item) for item in raw])
 
 
 def _mask_value(raw: Any) -> MaskValue:
     """A value, a value in brackets, or a colour."""
     items = raw if isinstance(raw, list) else [raw]
-    if len(items) not in (1, COLOUR_LENGTH):
-        raise ValueError
     is_colour = len(items) == COLOUR_LENGTH
     try:
         values = [whole_number(item) for item in items]
-        if not all(0 <= value <= (255 if is_colour else MAX_MASK_VALUE) for value in values):
+        if len(values) not in (1, COLOUR_LENGTH) or not 0 <= min(values) <= max(values) <= (
+            255 if is_colour else 65535
+        ):
             raise ValueError
     except ValueError:
-        shown, apart = ", ".join(map(str, items)), ", ".join(f"[{item}]" for item in items)
-        more = f"[{shown}] would be a colour, each from 0 to 255; three values of one class are [{apart}]"
+        apart = ", ".join(f"[{item}]" for item in items)
+        more = f"{raw} would be a colour, each from 0 to 255; three values of one class are [{apart}]"
         raise ValueError(more if is_colour else "") from None
     return (values[0], values[1], values[2]) if is_colour else values[0]
 
 
 def join_values(values: Sequence[MaskValue]) -> MaskClass:
     """Several values as one class, in the form that reads back the same."""
-    if len(values) == 1:
-        return values[0]
     if len(values) == COLOUR_LENGTH and all(isinstance(value, int) for value in values):
         return tuple((value,) for value in values)  # three bare numbers would be a colour
-    return tuple(values)
+    return tuple(values) if len(values) > 1 else values[0]
 
 
 def split_values(mask_class: MaskClass) -> tuple[MaskValue, ...]:
@@ -317,8 +232,7 @@ def split_values(mask_class: MaskClass) -> tuple[MaskValue, ...]:
     if isinstance(mask_class, int):
         return (mask_class,)
     if len(mask_class) == COLOUR_LENGTH and all(isinstance(item, int) for item in mask_class):
-        red, green, blue = mask_class
-        return ((red, green, blue),)
+        return ((mask_class[0], mask_class[1], mask_class[2]),)
     return tuple(item[0] if isinstance(item, tuple) and len(item) == 1 else item for item in mask_class)
 
 

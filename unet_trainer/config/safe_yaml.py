@@ -4,7 +4,6 @@ Scalars keep the text the user typed (`Plain`), because only the key decides whe
 `1e-3` is a number. Tags, anchors, several documents, duplicate keys, deep nesting and long texts are refused.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,9 +13,7 @@ import yaml
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 12
 MAX_DIGITS = 300  # Python itself refuses to convert integers of several thousand digits
-
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
-SPECIAL_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
 NULLS = frozenset(["", "~", "null"])
 BOOLEANS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
 TOO_LONG = f"more than {MAX_BYTES // 1024} KiB; a config is far smaller"
@@ -30,70 +27,66 @@ class Plain(str):
     """A scalar written without quotes: its type is decided by the key it belongs to."""
 
 
-def parse_yaml(text: str, duplicates: list[str] | None = None) -> Any:
-    """One YAML document as None, Plain, str, list and dict; raises YamlError.
-
-    Duplicate keys are appended to `duplicates` if it is given, so that they can be reported with other problems.
-    """
+def parse_yaml(text: str) -> Any:
+    """One YAML document as None, Plain, str, list and dict; raises YamlError."""
     if len(text) > MAX_BYTES:
         raise YamlError(TOO_LONG)
-    problems: list[str] = []
     try:
         events = yaml.parse(text, Loader=yaml.SafeLoader)
         next(events)  # the start of the stream
         if isinstance(next(events), yaml.StreamEndEvent):
             return None
-        value = _value(events, next(events), 0, problems)
+        value = _value(events, next(events))
         next(events)  # the end of the document
         if isinstance(event := next(events), yaml.DocumentStartEvent):
-            raise YamlError(f"{_place(event)}: a second document (---); need one")
-    except yaml.MarkedYAMLError as error:
-        # What is not closed, or lacks a space after its colon, is seen in a later line.
-        is_begun = error.context is not None and ("simple key" in error.context or "flow" in error.context)
-        mark = error.context_mark if is_begun else error.problem_mark
-        where = f"line {mark.line + 1}: " if mark else ""
-        problem = error.problem or error.context or ""
-        todo = "; use spaces in place of tabs" if r"'\t'" in problem else ""
-        todo = "; is a space missing behind a colon?" if "expected ':'" in problem else todo
-        raise YamlError(f"{where}not valid YAML: {_cut(problem, 200)}{todo}") from None
+            raise _refusal(event, "a second document (---); need one")
+        return value
     except yaml.YAMLError as error:
-        raise YamlError(f"not valid YAML: {str(error).splitlines()[0]}") from None
-    except (ValueError, OverflowError) as error:  # PyYAML does not check "\UFFFFFFFF" and %YAML 999...
-        if isinstance(error, YamlError):
-            raise
+        raise YamlError(_explain(error)) from None
+    except YamlError:
+        raise
+    except (ValueError, OverflowError):  # PyYAML does not check "\UFFFFFFFF" and %YAML 999...
         raise YamlError("not valid YAML: a number in an escape or a directive is out of range") from None
-    if problems and duplicates is None:
-        raise YamlError(problems[0])
-    if duplicates is not None:
-        duplicates += problems
-    return value
 
 
-def _value(events: Iterator[Any], event: Any, depth: int, problems: list[str]) -> Any:
+def _explain(error: yaml.YAMLError) -> str:
+    problem, context = getattr(error, "problem", None) or str(error).splitlines()[0], getattr(error, "context", None)
+    # What is not closed, or lacks a space after its colon, is seen in a later line.
+    is_begun = context is not None and ("simple key" in context or "flow" in context)
+    mark = getattr(error, "context_mark" if is_begun else "problem_mark", None)
+    tab = "; use spaces in place of tabs" if r"'\t'" in problem else ""
+    todo = "; is a space missing behind a colon?" if "expected ':'" in problem else tab
+    return f"{f'line {mark.line + 1}: ' if mark else ''}not valid YAML: {_cut(problem, 200)}{todo}"
+
+
+def _value(events: Iterator[Any], event: Any, depth: int = 0) -> Any:
     """What begins with an event, read to its end."""
     if depth > MAX_DEPTH:
-        raise YamlError(f"{_place(event)}: nested deeper than {MAX_DEPTH} levels")
+        raise _refusal(event, f"nested deeper than {MAX_DEPTH} levels")
     if event.anchor is not None:
-        what = f"anchors and aliases ({shorten(event.anchor)})"
-        raise YamlError(f"{_place(event)}: {what} are not allowed, write the value")
+        raise _refusal(event, f"anchors and aliases ({shorten(event.anchor)}) are not allowed, write the value")
     if event.tag is not None:
-        raise YamlError(f"{_place(event)}: tag {shorten(event.tag)}; tags are not allowed, write the plain value")
+        raise _refusal(event, f"tag {shorten(event.tag)}; tags are not allowed, write the plain value")
     if isinstance(event, yaml.ScalarEvent):
         return Plain(event.value) if event.style is None else event.value
     if isinstance(event, yaml.SequenceStartEvent):
         items = []
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
-            items.append(_value(events, event, depth + 1, problems))
+            items.append(_value(events, event, depth + 1))
         return items
     found: dict[str, Any] = {}
     while not isinstance(event := next(events), yaml.MappingEndEvent):
-        key = _value(events, event, depth + 1, problems)
+        key = _value(events, event, depth + 1)
         if not isinstance(key, str):
-            raise YamlError(f"{_place(event)}: a key must be a word")
+            raise _refusal(event, "a key must be a word")
         if key in found:
-            problems.append(f"{_place(event)}: {shorten(key)} is given twice; keep one")
-        found[str(key)] = _value(events, next(events), depth + 1, problems)
+            raise _refusal(event, f"{shorten(key)} is given twice; keep one")
+        found[str(key)] = _value(events, next(events), depth + 1)
     return found
+
+
+def _refusal(event: Any, problem: str) -> YamlError:
+    return YamlError(f"line {event.start_mark.line + 1}: {problem}")
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
@@ -111,17 +104,15 @@ def interpret(value: Any) -> Any:
         return value
     if value.lower() in NULLS:
         return None
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
     number = parse_number(value)
-    return str(value) if number is None else number
+    return {"true": True, "false": False}.get(value.lower(), str(value)) if number is None else number
 
 
 def parse_number(text: str) -> int | float | None:
-    """`12`, `1e-3`, `.5`, `.inf`; None if the text is not a number."""
+    """`12`, `1e-3`, `.5`; None if the text is not a number."""
     text = text.strip().lower()
     if len(text) > MAX_DIGITS or not NUMBER.fullmatch(text):
-        return SPECIAL_FLOATS.get(text)
+        return None
     return float(text) if set(".e") & set(text) else int(text)
 
 
@@ -138,14 +129,8 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _place(event: yaml.Event) -> str:
-    assert event.start_mark is not None
-    return f"line {event.start_mark.line + 1}"
-
-
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that would be read back as something else: our numbers are not those of PyYAML, and it loses a
-    \\x85."""
+    """Quotes text that would be read back as something else: our numbers are not PyYAML's, and it loses a \\x85."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         style = '"' if not text.isprintable() else "'" if interpret(Plain(text)) != text else None

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unet_trainer.config.choices import choose_number_format
+from unet_trainer.config.choices import choose_number_format, resolve
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements
-from unet_trainer.config.resolved_config import ResolvedConfig, Settings, resolve
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import Config, id_names
 from unet_trainer.data.dataset_notices import describe_sizes
 from unet_trainer.data.dataset_report import CheckedDataset
