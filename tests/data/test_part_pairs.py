@@ -93,6 +93,27 @@ def test_folders_of_which_each_image_is_in_one_may_be_batches_or_classes(data, f
     assert find(**WHALE).class_names == ("background", "sea", "whale")
 
 
+@pytest.mark.parametrize(("folders", "answer"), [
+    (["final"], None),  # as archives have it
+    (["batch1", "batch2"], None),  # half of the masks in each
+    (["ids", "color"], r"kinds of masks for the same images: color, ids; set one of these:\n  mask_dir: masks/color\n  mask_dir: masks/ids"),
+])  # fmt: skip
+def test_a_folder_of_masks_with_several_values_is_no_class(data, find, folders, answer):
+    for index in range(4):
+        write(data / f"images/{index}.png", noise(index))
+        ids = (disc(4, 4, 2) > 0) + 2 * (disc(9, 9, 2) > 0)
+        chosen = folders if answer else [folders[index % len(folders)]]
+        for folder in chosen:
+            write(data / f"masks/{folder}/{index}.png", ids.astype(np.uint8) * (20 if folder == "color" else 1))
+    if answer is None:
+        found = find()
+        assert (len(found.pairs), found.class_names, found.problems) == (4, None, ())
+    else:
+        with pytest.raises(Question, match=answer):
+            find()
+        assert len(find(mask_dir=f"masks/{folders[0]}").pairs) == 4
+
+
 def test_validation_has_the_classes_of_train(data, find):
     for part, names in (("train", ("sea", "whale")), ("val", ("whale",))):
         for index in range(2):

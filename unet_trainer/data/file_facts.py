@@ -20,7 +20,7 @@ from unet_trainer.images.mask_shapes import MaskStructure
 # Of another name whenever facts mean something else.
 TABLE, COLUMNS = "facts_9", "file BLOB PRIMARY KEY, stamp TEXT NOT NULL, facts BLOB NOT NULL"
 NUM_ASKED, NUM_HELD = 500, 5000  # rows that are read and written at a time; SQLite before 3.32 takes 999 values
-WAIT_SECONDS = 60.0  # for another run that writes
+WAIT_SECONDS = 10.0  # for another run that writes
 MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
 
 
@@ -184,7 +184,7 @@ class ScanCache:
         except (OSError, sqlite3.OperationalError):  # the disk is full or read-only, or others write for very long
             self.path = None  # each further call could wait as long
             return None
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
             for damaged in (path, path.with_name(f"{path.name}-journal")):
                 with contextlib.suppress(OSError):
                     damaged.unlink()

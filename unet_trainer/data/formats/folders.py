@@ -2,6 +2,7 @@
 names of folders; in them the same names of files, else names that differ by one prefix and one suffix a side, the same
 for all pairs. What that leaves unpaired, or could be meant in several ways, is asked, with the settings that decide."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,18 @@ from unet_trainer.data.names import (
     split_by_endings,
     split_by_marks,
 )
-from unet_trainer.data.pairs import SKIP, UNREADABLE, Pair, Part, Problem, Question, composed, first_few, path_in
+from unet_trainer.data.pairs import (
+    SKIP,
+    UNREADABLE,
+    Pair,
+    Part,
+    Problem,
+    Question,
+    composed,
+    describe_problems,
+    first_few,
+    path_in,
+)
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
@@ -43,7 +55,7 @@ def find(place: Place, config: Config) -> list[Pair]:
     refuse_missing(place.data_dir, [config.image_dir, config.mask_dir], place.listing)
     unread = describe_unread_tables(place.data_dir, place.listing)
     try:
-        pairs = _search(place, config).make_pairs()
+        pairs = _find_pairs(place, config)
     except Question as question:
         if question.choices:  # there are masks, and the user has to choose
             raise
@@ -55,10 +67,32 @@ def find(place: Place, config: Config) -> list[Pair]:
     return pairs
 
 
-def _search(place: Place, config: Config) -> "_Search":
+def _find_pairs(place: Place, config: Config) -> list[Pair]:
+    """The pairs of all parts; without test where that alone cannot be used, which stops no training."""
+    layout, refusal, pairs = find_layout(place.data_dir, config, place.listing), None, list[Pair]()
+    test = {file for file in (*layout.images, *layout.masks) if file.part == "test"}
+    try:
+        pairs = _search(place, config, layout).make_pairs()
+    except DataError as error:
+        refusal = error
+    rest = place.fresh()
+    if test and (refusal or place.problems):
+        with contextlib.suppress(DataError):
+            others = _search(rest, config, layout.without(test)).make_pairs()
+            if not rest.problems:
+                where = path_in(place.data_dir, layout.places["test"])
+                why = str(refusal) if refusal else describe_problems(place.problems, NUM_NAMED)
+                place.rule, place.class_names, place.folders = rest.rule, rest.class_names, rest.folders
+                place.problems, place.notices = [], [*rest.notices, f"{where}/ cannot be used by evaluate: {why}"]
+                return others
+    if refusal:
+        raise refusal
+    return pairs
+
+
+def _search(place: Place, config: Config, layout: Layout) -> "_Search":
     """Where files do not pair up, results of predict among them are left out: looking for those opens every file. Where
     a folder has nothing else, they stay: training may be meant to use its masks."""
-    layout = find_layout(place.data_dir, config, place.listing)
     search, refusal = _Search(config, place, layout), None
     try:
         search.match_files()
@@ -204,13 +238,19 @@ class _Search:
         names = sorted({name for image, files in parts.items() if image.part in (None, "train") for name, _ in files})
         wanted = [*(self.config.class_names or ())]  # the first may be the background
         self.classes = next((order for order in (wanted, wanted[1:]) if sorted(order) == names), names)
-        if any(len(files) > 1 for files in parts.values()) or self.classes is not names:
+        is_single = all(len(files) == 1 for files in parts.values())
+        may_be_classes = merged.hold_two_values(parts)
+        if self.classes is not names or (not is_single and (names == [""] or may_be_classes)):
             self.parts = parts
-        elif names == [""]:  # each image has one, in a folder of its own
+        elif is_single and (len(names) == 1 or not may_be_classes):  # a folder around the masks, or batches of them
             self.match.pairs.extend((image, files[0][1]) for image, files in parts.items())
-        else:
+        elif is_single:
             text = f"each image has its mask in one of {layout.mask_dir}/{', '.join(names)}; if these are classes"
             raise Question(text, {"class_names": ["background", *names]})
+        else:
+            text = f"mask_dir: {layout.mask_dir} holds several kinds of masks for the same images: {', '.join(names)}"
+            above = "" if self.division or layout.division else f"{path_in(self.place.data_dir, layout.mask_dir)}/"
+            raise Question(text, *({"mask_dir": f"{above}{name}"} for name in names))
 
     def make_pairs(self) -> list[Pair]:
         """The pairs, with masks that are files of their own; the place keeps what there is to say of them."""

@@ -78,6 +78,18 @@ def find_ending_files(images: list[File], masks: list[File]) -> MaskParts:
     return _by_image((image, "" if are_objects else name, mask) for name, its in by_name.items() for image, mask in its)
 
 
+def hold_two_values(parts: MaskParts) -> bool:
+    """Whether the first masks of each class, or of the objects, hold two values at most: those of a class do."""
+    by_name: dict[str, list[File]] = defaultdict(list)
+    for name, mask in (part for files in parts.values() for part in files):
+        by_name[name].append(mask)
+    for mask in (mask for its in by_name.values() for mask in its[:NUM_LOOKED_AT]):
+        with contextlib.suppress(ReadError):  # which is reported where it is merged
+            if len(np.unique(read_mask(mask.path))) > 2:
+                return False
+    return True
+
+
 def _by_image(parts: Iterable[tuple[File, str, File]]) -> MaskParts:
     found: MaskParts = defaultdict(list)
     for image, name, mask in parts:
