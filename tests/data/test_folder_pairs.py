@@ -151,6 +151,7 @@ QUESTIONS = {  # folders and files → the beginning of the message, and its end
     "files beside test": (["a.png", "test/images"], "cannot tell images from masks in ROOT: no folder of masks (masks, labels, ...), and no file is named like a mask (X_mask, gt_X, ...); ROOT holds test/; there is ", ""),
     "masks alone": (["masks"], "data_dir: no folder of images (images, imgs, ...) in ROOT; ROOT holds masks/; set image_dir to the folder to use, or", ""),
     "unknown names": (["before", "after"], "cannot tell the folder of images from that of masks: ROOT holds after/, before/; set one of these:\n  # before holds", "image_dir: before\n  mask_dir: after"),
+    "one of them known": (["photos/a.jpg", "annotated/a.png"], "cannot tell the folder of images from that of masks: ROOT holds annotated/, photos/; set one", "image_dir: photos\n  mask_dir: annotated"),
     "ISIC": (["T1-2_Input/a.jpg", "T1-2_Input/b.jpg", "T1_GroundTruth/a_seg.png", "T1_GroundTruth/b_seg.png"], "cannot tell the folder of images", "image_dir: T1_GroundTruth\n  mask_dir: T1-2_Input"),
     "cell tracking": (["01/t0.tif", "01/t1.tif", "01_GT/SEG/man_seg0.tif", "01_GT/SEG/man_seg1.tif"], "data_dir: no folder of images (images, imgs, ...) in ROOT; ROOT holds 01/, 01_GT/; set one of these:\n  # 01_GT/SEG holds the masks\n  image_dir: '01'\n  mask_dir: 01_GT/SEG\n", "image_dir: 01_GT/SEG\n  mask_dir: '01'"),
     "one folder, no mark": (FOUR, "cannot tell images from masks in ROOT: no folder of masks", "; there is a.jpg, b.jpg beside a_x.png, b_x.png; set:\n  mask_suffix: _x"),

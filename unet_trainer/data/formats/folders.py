@@ -191,7 +191,9 @@ class _Search:
     def _ask_for_folders(self) -> None:
         """Raises Question where two folders that are not named for images and masks hold files that pair up."""
         layout, place = self.layout, self.place
-        if choices := propose_folders(place.data_dir, layout.root, layout.images):
+        if self.config.image_dir or self.config.mask_dir:
+            return
+        if choices := propose_folders(place.data_dir, layout.root, layout.folders):
             there = contents(layout.root, place.listing)
             raise Question(f"cannot tell the folder of images from that of masks: {there}", *choices)
 

@@ -45,6 +45,7 @@ class Layout:
     values: tuple[str, str]  # image_dir and mask_dir that select them
     rule: str
     division: str  # how they are divided into train and val, if they are
+    folders: list[ImageFolder]  # all that hold images
 
     @property
     def image_dir(self) -> Path:
@@ -75,7 +76,7 @@ def find_layout(data_dir: Path, config: Config, listing: Listing) -> Layout:
     names = [search.name(None, images[part]) for part in ("train", "val") if part in images]
     division = f"folders {' and '.join(names)}" if "val" in images else ""
     values = search.name("image", images["train"]), search.name("mask", masks["train"])
-    return Layout(image_files, mask_files, images, masks["train"], search.root, values, rule, division)
+    return Layout(image_files, mask_files, images, masks["train"], search.root, values, rule, division, search.folders)
 
 
 def images_of_dataset(root: Path, files: Sequence[Path]) -> list[Path]:
@@ -116,6 +117,7 @@ class _Search:
             # An archive may have put a folder around its content.
             common = Path(os.path.commonpath([folders[0][0], folders[-1][0]])).relative_to(data_dir).parts
             self.root = data_dir.joinpath(*takewhile(lambda name: not any(folder_meaning(name)), common))
+        self.folders = folders
         # Kind → part and place, with * for sequences → its folders, the names of their files, and the folder in them
         self.found: Found = {"image": defaultdict(list), "mask": defaultdict(list), None: defaultdict(list)}
         for folder, names in folders:
@@ -232,20 +234,18 @@ class _Search:
         """What was not found, with the key to set."""
         what = f"no folder of {kind}s ({EXAMPLES[kind]}) in {self.root}"
         text = f"data_dir: {what}; {contents(self.root, self.listing)}"
-        found = [each for its in self.found.values() for some in its.values() for each in some]
-        files = [file for folder, names, _ in found for file in name_files(folder, names, None, "")]
-        choices = [] if self.explicit else propose_folders(self.data_dir, self.root, files)
+        choices = [] if self.explicit else propose_folders(self.data_dir, self.root, self.folders)
         return Question(
             text if choices else f"{text}; set {KEYS[kind]} to the folder to use, or split_file to a CSV", *choices
         )
 
 
-def propose_folders(data_dir: Path, root: Path, files: Sequence[File]) -> list[Choice]:
+def propose_folders(data_dir: Path, root: Path, found: Sequence[ImageFolder]) -> list[Choice]:
     """image_dir and mask_dir for each two folders, whatever their names, whose files all pair up. In the first choice
     the first file of mask_dir has fewer values than that of image_dir."""
     by_top: dict[str, list[File]] = defaultdict(list)
-    for file in files:
-        by_top["".join(file.place.relative_to(root).parts[:1])].append(file)
+    for folder, names in found:
+        by_top["".join(folder.relative_to(root).parts[:1])] += name_files(folder, names, None, "")
     if "" in by_top or not 2 <= len(by_top) <= MAX_PROPOSED:
         return []
     folders: dict[str, list[File]] = {}
@@ -253,7 +253,7 @@ def propose_folders(data_dir: Path, root: Path, files: Sequence[File]) -> list[C
         top = Path(os.path.commonpath({file.place for file in its}))
         below = [f"{file.place.relative_to(top).as_posix()}/".removeprefix("./") for file in its]
         folders[path_in(data_dir, top)] = [
-            file._replace(part=None, folder=folder) for file, folder in zip(its, below, strict=True)
+            file._replace(folder=folder) for file, folder in zip(its, below, strict=True)
         ]
     pairs = [(a, b) for a, b in permutations(folders, 2) if not any(match_names(folders[a], folders[b])[2:])]
     num_values = {folder: _count_values(its[0].path) for folder, its in folders.items()}
