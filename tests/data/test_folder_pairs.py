@@ -173,6 +173,16 @@ def test_what_could_be_meant_in_several_ways_is_one_question(tmp_path, name):
     assert message.endswith(end)
 
 
+def test_two_images_of_one_name_beside_others_that_pair_up_are_named(tmp_path):
+    touch(tmp_path, "images/a.png", "images/a.jpg", "images/b.png", "masks/a.png", "masks/b.png")
+    found = found_in(tmp_path)
+    assert len(found.pairs) == 1
+    assert {problem.kind for problem in found.problems} == {"no_mask", "no_image"}
+    for problem in found.problems:
+        assert problem.fix == "a.jpg, a.png have the same name: rename or remove those that have no partner"
+        assert problem.settings == {}  # skip would leave out both images, and a mask
+
+
 @pytest.mark.parametrize(("settings", "there", "message"), [
     ({"mask_suffix": "_y"}, FOUR, "mask_suffix: no name in ROOT ends in '_y'; there is a.jpg, b.jpg beside a_x.png, b_x.png; set:\n  mask_suffix: _x"),
     ({"mask_dir": "labels"}, ["images", "masks"], "mask_dir: no folder ROOT/labels; ROOT holds images/, masks/; set one of these:\n  mask_dir: images\n"),

@@ -153,7 +153,9 @@ def test_a_damaged_entry_of_the_cache_is_read_anew(kind, tmp_path):
     assert scan_pairs([pair], QUIET, ScanCache(tmp_path / "cache.sqlite")) == expected
 
 
-@pytest.mark.parametrize("damage", ["text", "empty", "cut off", "overwritten", "of another program", *NO_FILES])
+@pytest.mark.parametrize(
+    "damage", ["text", "empty", "cut off", "overwritten", "in its schema", "of another program", *NO_FILES]
+)
 def test_a_cache_that_is_damaged_is_made_anew_and_what_is_no_file_left_alone(damage, tmp_path):
     pair = make_pair(tmp_path, "a", np.array([[0, 1]] * 3, np.uint8))
     ((facts, _),) = scan_pairs([pair], QUIET)
@@ -175,6 +177,7 @@ def test_a_cache_that_is_damaged_is_made_anew_and_what_is_no_file_left_alone(dam
         "empty": b"",
         "cut off": data[:whole],
         "overwritten": data[:middle] + whole * b"x",
+        "in its schema": data.replace(b"CREATE TABLE", b"CREATE" + 6 * b"\xff"),
     }
     if damage == "of another program":
         with contextlib.closing(sqlite3.connect(place)) as file, file:

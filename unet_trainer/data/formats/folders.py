@@ -3,6 +3,7 @@ names of folders; in them the same names of files, else names that differ by one
 for all pairs. What that leaves unpaired, or could be meant in several ways, is asked, with the settings that decide."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -351,12 +352,23 @@ class _Search:
             fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip"
             settings = {**SKIP.settings}
         no_mask, no_image = f"without a mask in {layout.mask_dir}", f"without an image in {layout.image_dir}"
-        advice = "add their images" if images else f"add the images; or {fix}"
+        fixes = f"add the masks; or {fix}", "add their images" if images else f"add the images; or {fix}"
+        if twice := _same_names(others):
+            fixes, settings = (f"{twice} have the same name: rename or remove those that have no partner",) * 2, {}
         problems = (
-            Problem("no_mask", "image", no_mask, images, f"add the masks; or {fix}", settings),
-            Problem("no_image", "mask", no_image, masks, advice, settings),
+            Problem("no_mask", "image", no_mask, images, fixes[0], settings),
+            Problem("no_image", "mask", no_image, masks, fixes[1], settings),
         )
         self.problems += [problem for problem in problems if problem.lines]
+
+
+def _same_names(sides: Sequence[Sequence[File]]) -> str:
+    """The files of a side that share their name with another one: a.jpg and a.png. Empty if there are none."""
+    twice: list[str] = []
+    for files in sides:
+        counts = Counter((file.part, file.name) for file in files)
+        twice += [file.file_name for file in files if counts[file.part, file.name] > 1]
+    return first_few(twice, NUM_NAMED) if twice else ""
 
 
 def _count_unpaired(images: Sequence[File], masks: Sequence[File]) -> str:
