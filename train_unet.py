@@ -1,24 +1,9 @@
 """Train a U-Net on a folder of images and masks.
 
     python train_unet.py                                    CONFIG in train_unet.py: the demo, out of the box
-    python train_unet.py configs/fast.yaml                  a YAML file (--config FILE is the same)
-    python train_unet.py configs/fast.yaml batch_size=16    and overrides, key=value
+    python train_unet.py configs/fast.yaml batch_size=16    a YAML file (--config FILE is the same) and overrides
     python train_unet.py --resume [RUN or FILE]             continue: the newest run, or that one
-    python train_unet.py check [CONFIG] data_dir=...        read every file; what is wrong, and the settings that train
-                                                            (--write FILE: as a config, --json FILE: for programs)
     torchrun --nproc-per-node=8 train_unet.py CONFIG ...    on several GPUs or machines: docs/scaling.md
-    python train_unet.py bench [CONFIG]                     float32, mixed precision, compiled: what is fastest here
-                                                            (--step: the step alone, without a loader)
-    python train_unet.py doctor [CONFIG] data_dir=...       this machine, and what a run would take (--write FILE)
-    python train_unet.py evaluate RUN|FILE [data_dir=...]   scores at native resolution, intervals (--compare RUN)
-    python train_unet.py predict RUN IMAGE|FOLDER --out DIR masks by a trained model (--overlay, --polygons, ...)
-    python train_unet.py export RUN [--format FORMAT]       the model for other programs: onnx, pt2, smp (--out PATH)
-    python train_unet.py try [RUN or FILE]                  a page in the browser: drop an image, see its prediction
-    python train_unet.py shard data_dir=... --out DIR|URL   the data as tar shards; data_dir=DIR|URL trains from them
-    python train_unet.py runs [FOLDER]                      the runs: state, best IoU, epochs (--json: for programs)
-    python train_unet.py report [RUN]                       one page about a run: scores, curves, images, settings
-                                                            (while it goes on, RUN/report.html reloads itself)
-    python train_unet.py compare RUN RUN [--html FILE]      runs beside each other, with paired intervals
 
 From Python: from train_unet import train; result = train({"data_dir": "data/mine", "use_amp": True})
 
@@ -37,14 +22,14 @@ if __name__ == "__main__":  # Ctrl-C during the imports below would be a traceba
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import unet_trainer
 from unet_trainer.commands.command_line import exit_codes, find_command, read_training_command
-from unet_trainer.config.errors import TrainingFailed, UserError
+from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
 from unet_trainer.config.load import check_url, load_config, load_with_demo
 from unet_trainer.config.schema import Config
-from unet_trainer.runs.folder import check_init_from
+from unet_trainer.runs.folder import BEST, check_init_from
 from unet_trainer.system.console import EXIT_DONE, EXIT_TRAINING_FAILED
 from unet_trainer.system.signals import Interrupted, Signals, exit_process
 from unet_trainer.training.early_checks import check_before_imports
@@ -55,6 +40,7 @@ if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answ
     from unet_trainer.data.formats.given import Pairs
     from unet_trainer.model.custom import CustomLoss, CustomModel
     from unet_trainer.runs.tables import Row
+    from unet_trainer.training.evaluation import Evaluation
     from unet_trainer.training.extension import TrainResult
     from unet_trainer.training.run import Run
 
@@ -71,6 +57,126 @@ CONFIG: dict[str, Any] = {
     "compile_model": "auto",  # True: faster still, after a minute of compiling
     "early_stopping_patience": "auto",  # 10: stop when val IoU has not improved for 10 epochs
 }
+
+
+def train_epochs(
+    config: Config | Mapping[str, Any] | str | Path | None,
+    custom: CustomParts,
+    overrides: Mapping[str, Any],
+    is_followed: bool = False,
+    started: float | None = None,
+) -> Generator[Row, None, TrainResult]:
+    """The result; the rows of the epochs if it `is_followed`. `started`: when the command was given, if before now."""
+    started = time.perf_counter() if started is None else started
+    overrides = {**overrides, **custom.loss_setting}
+    if config is None and custom.model is None and custom.train_data is None:  # the demo's settings do not fit these
+        config, overrides = script_config(overrides), {}
+    config = custom.complete(load_config(CONFIG if config is None else config, overrides))
+
+    from unet_trainer.training.session import Session
+
+    with Session(started) as session:
+        if session.launch.is_main:
+            check_before_imports(config)
+            check_init_from(config)
+        check_url("data_dir", config.data_dir)
+        session.console.say("U-Net trainer")  # torch takes seconds to import
+
+        from unet_trainer.reports.run_report import write_report
+        from unet_trainer.training.result import report
+        from unet_trainer.training.setup import set_up
+
+        session.connect()
+        run = set_up(config, session, write_report, custom)  # all that is decided is decided before the first epoch
+        run.call("on_start", run.checkpointer.folder, run.config)
+        with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
+            try:
+                yield from epochs(run, is_followed)
+            except (Exception, Interrupted) as error:  # not a second Ctrl-C, which waits for nothing
+                end_with_state_saved(run, error)
+        result = report(run, session.close_parts)
+        run.call("on_end", result)
+        return result
+
+
+def epochs(run: Run, is_followed: bool) -> Generator[Row, None, None]:
+    """Train, validate, save, and hand out the row; until the epochs are done, patience runs out or a callback asks."""
+    from unet_trainer.training.memory import OutOfMemory, in_memory
+    from unet_trainer.training.recovery import shrink_batches
+    from unet_trainer.training.schedule import fit_into_budget
+
+    while not run.is_finished():
+        done = in_memory(lambda: train_one_epoch(run))
+        if isinstance(done, OutOfMemory):
+            shrink_batches(run, done.reason)  # goes on from the last whole state; raises where it may not
+            continue
+        row, found = done
+        improved = run.judge(row, found.scores)  # the state is final from here on
+        if run.settings.replans():
+            fit_into_budget(run)
+        run.reporter.record_epoch(run.config, row, found)
+        run.save_epoch(row, found, improved)
+        run.reporter.say_epoch(run.config, run.state, row, improved, run.loaders.take_notices())
+        if is_followed or run.callbacks or run.is_finished():
+            run.checkpointer.finish()
+        if improved:
+            run.call("on_checkpoint", run.checkpointer.folder / BEST)
+        run.is_stopped = run.call("on_epoch", dict(row))
+        if is_followed:
+            with run.signals.released(), run.callers_random_state.restored():
+                yield dict(row)
+
+
+def train_one_epoch(run: Run) -> tuple[Row, Evaluation]:
+    """One pass over the training images, from where the state stands, and one over those of validation."""
+    from unet_trainer.training.run import TrainingEpoch, validate
+    from unet_trainer.training.schedule import is_out_of_time
+    from unet_trainer.training.step import MAX_BAD_STEPS
+
+    state, step, num_batches = run.state, run.components.train_step, len(run.loaders.train)
+    many_bad = f"{MAX_BAD_STEPS} steps in a row were not finite"
+    with TrainingEpoch(run) as epoch:
+        for group in epoch.groups():  # of accumulation_steps batches, whose gradients are added up
+            step(group, state.next_learning_rate(run.config.accumulation_steps), state.metrics)
+            epoch.advance(group)
+            if (first := step.guard.first_of_many_bad()) is not None:  # a moment ago: nothing waits for the device
+                raise NonFinite(many_bad, batch_number=first)
+            run.check_signals()
+            if state.batch < num_batches:  # the end of the epoch is judged before it is saved
+                run.checkpointer.save_if_due()
+            if is_out_of_time(run):
+                break
+        run.check_signals()
+        if (first := step.guard.first_of_many_bad(waits=True)) is not None:
+            raise NonFinite(many_bad, batch_number=first)
+        row = epoch.row()
+        if not epoch.num_finite_steps():
+            raise NonFinite("no step of the epoch was finite", batch_number=state.epoch * num_batches)
+    found = validate(run, row)
+    run.check_signals()  # it may have ended early
+    if found.first_bad_batch is not None:
+        raise NonFinite("the validation loss is not finite", val_batch=found.first_bad_batch)
+    return row, found
+
+
+def end_with_state_saved(run: Run, error: BaseException) -> NoReturn:
+    """Save the state, as far as it is whole and may come to another end; raise what the user is told."""
+    from unet_trainer.training.recovery import explained, find_cause
+
+    cause, saves, is_foreseen = find_cause(run, error), run.checkpointer, isinstance(error, Interrupted | UserError)
+    # A process of a job that fails alone saves nothing: its GPU may wait for the others.
+    may_save = run.processes.is_alone or isinstance(error, NonFinite | Interrupted)
+    # The end of an epoch that is not finite would come again: the last save is before it.
+    is_at_end = isinstance(error, NonFinite) and run.state.batch == len(run.loaders.train)
+    try:
+        if may_save and not isinstance(error, TrainingFailed):
+            saves.save_on_failure(run.components.train_step.is_whole and not is_at_end)
+        else:
+            saves.wait()
+    except Exception:
+        if is_foreseen or cause:
+            raise  # else it would hide a bug
+    raise explained(run, error, cause) from None
 
 
 def script_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
@@ -131,101 +237,6 @@ def follow(
     Leaving the loop cancels the run; its state is saved."""
     custom = CustomParts(loss, model, train_data, val_data, collect_callbacks(callbacks))
     return (yield from train_epochs(config, custom, overrides, is_followed=True))
-
-
-def train_epochs(
-    config: Config | Mapping[str, Any] | str | Path | None,
-    custom: CustomParts,
-    overrides: Mapping[str, Any],
-    is_followed: bool = False,
-    started: float | None = None,
-) -> Generator[Row, None, TrainResult]:
-    """The result; the rows of the epochs if it `is_followed`. `started`: when the command was given, if before now."""
-    started = time.perf_counter() if started is None else started
-    overrides = {**overrides, **custom.loss_setting}
-    if config is None and custom.model is None and custom.train_data is None:  # the demo's settings do not fit these
-        config, overrides = script_config(overrides), {}
-    config = custom.complete(load_config(CONFIG if config is None else config, overrides))
-
-    from unet_trainer.training.session import Session
-
-    with Session(started) as session:
-        if session.launch.is_main:
-            check_before_imports(config)
-            check_init_from(config)
-        check_url("data_dir", config.data_dir)
-        session.console.say("U-Net trainer")  # torch takes seconds to import
-
-        from unet_trainer.reports.run_report import write_report
-        from unet_trainer.runs.folder import BEST
-        from unet_trainer.training.pilots import try_learning_rates, warn_if_not_learning
-        from unet_trainer.training.recovery import recover
-        from unet_trainer.training.result import report
-        from unet_trainer.training.run import validate
-        from unet_trainer.training.schedule import fit_into_budget
-        from unet_trainer.training.setup import set_up
-
-        session.connect()
-        run = set_up(config, session, write_report, custom)
-        run.call("on_start", run.checkpointer.folder, run.config)
-        with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
-            while not run.is_finished():
-                try:
-                    try_learning_rates(run)
-                    row = train_one_epoch(run)
-                    found = validate(run, row)
-                    improved = run.judge(row, found.scores)
-                    if run.settings.replans():
-                        fit_into_budget(run)
-                    run.save_epoch(row, found, improved)
-                    run.say_epoch(row, improved)
-                    warn_if_not_learning(run)
-                    if is_followed or custom.callbacks or run.is_finished():
-                        run.checkpointer.finish()
-                except (Exception, Interrupted) as error:  # not a second Ctrl-C, which waits for nothing
-                    recover(run, error)
-                    continue  # with smaller parts of a batch
-                if improved:
-                    run.call("on_checkpoint", run.checkpointer.folder / BEST)
-                run.is_stopped = run.call("on_epoch", dict(row))
-                if is_followed:
-                    with run.signals.released(), run.callers_random_state.restored():
-                        yield dict(row)
-        result = report(run, session.close_parts)
-        run.call("on_end", result)
-        return result
-
-
-def train_one_epoch(run: Run) -> Row:
-    """One pass over the training images, from where the state stands; the part of the epoch's row that it fills."""
-    from unet_trainer.training.run import TrainingEpoch
-    from unet_trainer.training.schedule import is_out_of_time
-
-    state, step, is_alone = run.state, run.components.train_step, run.processes.is_alone
-    num_batches, size = len(run.loaders.train), run.config.accumulation_steps
-    with TrainingEpoch(run) as epoch:
-        for start in range(state.batch, num_batches, size):
-            learning_rate, stop = state.next_learning_rate(size), min(start + size, num_batches)
-            for index in range(start, stop):  # their gradients are added up
-                batch = epoch.next_batch(index)
-                if index == start:
-                    if not is_alone:  # all processes stop at the same step
-                        run.check_signals()
-                        run.checkpointer.save_if_due()
-                    step.begin_group(stop - start, state.epoch * num_batches + start)
-                step(batch, state.metrics)
-                if index + 1 == stop:
-                    step.optimizer_step(state.metrics, learning_rate)
-                epoch.step_ends(batch)
-            epoch.group_ends(stop)  # the state is consistent: it may be saved, and the run end
-            step.guard.poll()  # raises if too many steps were bad; nothing here waits for the device
-            if is_alone:
-                run.raise_if_ending()
-                if stop < num_batches:  # the end of the epoch is judged before it is saved
-                    run.checkpointer.save_if_due()
-            if is_out_of_time(run):
-                break
-        return epoch.finish()
 
 
 def train_by_command(config: Config, started: float) -> TrainResult:

@@ -24,7 +24,7 @@ from unet_trainer.commands.export import FORMATS
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.data.formats.demo import write_demo
-from unet_trainer.training.step_probe import StepProbe
+from unet_trainer.training.trials import StepProbe
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 USING = ROOT / "docs/using-a-model.md"

@@ -97,7 +97,7 @@ def test_a_short_run_whose_steps_were_all_skipped_fails_though_its_losses_are_fi
 ):
     """Gradients that are not finite; or, in a torchrun job, losses of another process. It has fewer steps than what rolls back."""
     judge = FiniteGuard.judge
-    monkeypatch.setattr(FiniteGuard, "judge", lambda self, norm, scale: judge(self, norm * math.nan, scale))
+    monkeypatch.setattr(FiniteGuard, "judge", lambda self, norm, *given: judge(self, norm * math.nan, *given))
     assert main(words({**tiny_config, "run_name": "run"})) == 3
     assert "no step of the epoch was finite from step 1 on" in capsys.readouterr().err
     assert json.loads((run_dir / "run.json").read_text())["result"] == {}
@@ -163,16 +163,16 @@ def test_a_dead_worker_is_named_and_no_step_is_lost(tiny_config, run_dir):
 
 
 def test_sigint_finishes_the_step_and_a_second_one_leaves_at_once(tiny_config, run_dir, monkeypatch, capsys):
-    optimizer_step = TrainStep.optimizer_step
+    take_step = TrainStep.__call__
 
-    def slow(self, metrics, learning_rate):
-        optimizer_step(self, metrics, learning_rate)
+    def slow(self, *given):
+        take_step(self, *given)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("the second signal did not end the step")
 
-    monkeypatch.setattr(TrainStep, "optimizer_step", slow)
+    monkeypatch.setattr(TrainStep, "__call__", slow)
     monkeypatch.setattr(setup, "try_components", lambda *arguments: None)
     assert main(words({**tiny_config, "run_name": "run"})) == 130
     assert not (run_dir / "last.pt").exists()

@@ -92,7 +92,7 @@ def test_missing_data_and_removed_options_are_reported_before_anything_is_traine
 def test_the_step_of_a_config_is_timed_without_its_data_and_out_of_memory_is_one_message(monkeypatch, capsys):
     settings = {"device": "cpu", "image_size": [32, 64], "batch_size": 3, "data_dir": "no/such/folder"}
     command = ["bench", "--step", *words({**TINY_MODEL, **settings})]
-    monkeypatch.setattr("unet_trainer.training.step_probe.MAX_STEPS", 2)
+    monkeypatch.setattr("unet_trainer.training.trials.MAX_STEPS", 2)
     assert main(command) == 0
     assert re.search(r"The step alone: \d+ images/s at batch 3 \([\d.]+ ms\)\n$", capsys.readouterr().out)
 

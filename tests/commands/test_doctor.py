@@ -11,7 +11,7 @@ from train_unet import main
 from unet_trainer.commands import doctor
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.training.step_probe import StepProbe
+from unet_trainer.training.trials import StepProbe
 
 COST = StepCost(seconds=0.5, eval_seconds=0.01, memory=0)
 

@@ -15,6 +15,7 @@ from unet_trainer.system.signals import Signals
 from unet_trainer.training.build import build_dataset, build_loaders
 from unet_trainer.training.checkpoint import Checkpointer
 from unet_trainer.training.evaluation import Evaluation
+from unet_trainer.training.reporting import Reporter
 from unet_trainer.training.run import Run
 from unet_trainer.training.schedule import fit_into_budget
 from unet_trainer.training.settings import build_settings
@@ -40,8 +41,8 @@ def make_run(data_dir, folder, **settings):
     loaders = build_loaders(resolved.taken, dataset, torch.device("cpu"), console)
     components = small_components(dataset.image_spec, len(loaders.train), resolved)
     checkpointer = Checkpointer(folder, resolved, components.state, dataset.split, console)
-    run = Run(resolved, loaders, components, checkpointer, console, Signals(), budget)
-    run.make_report = lambda folder, *_, **__: write_report(folder, with_pictures=False)
+    run = Run(resolved, loaders, components, checkpointer, Reporter(console, checkpointer.record), Signals(), budget)
+    run.reporter.make_report = lambda folder, *_, **__: write_report(folder, with_pictures=False)
     return run
 
 

@@ -20,7 +20,7 @@ from unet_trainer.model.segmenter import Segmenter, SegmenterSpec, build_spec
 from unet_trainer.system.console import Console
 from unet_trainer.training.build import build_components
 from unet_trainer.training.state import EpochMetrics
-from unet_trainer.training.step import TrainStep, build_train_forward
+from unet_trainer.training.step import Group, TrainStep
 
 CPU = torch.device("cpu")
 FLOAT32 = Numerics(CPU, "float32")
@@ -126,17 +126,13 @@ def plain_segmenter(seed=0):
 def make_step(segmenter, numerics=FLOAT32, loss="bce", loss_weight=1.0, optimizer=None, scaler=None, **options):
     optimizer = optimizer or torch.optim.SGD(segmenter.parameters(), lr=0.1, fused=True)
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
-    forward = build_train_forward(segmenter, WeightedLoss({loss: loss_weight}, 1, None), numerics)
-    return TrainStep(forward, segmenter, optimizer, scaler, numerics.device, **options)
+    return TrainStep(segmenter, WeightedLoss({loss: loss_weight}, 1, None), numerics, optimizer, scaler, **options)
 
 
 def take_step(step, *batches, metrics=None, learning_rate=1e-2, first_batch=0):
     """One whole step: the gradients of these batches, then the optimizer."""
     metrics = metrics or EpochMetrics(1, step.device)
-    step.begin_group(len(batches), first_batch)
-    for batch in batches:
-        step(batch, metrics)
-    step.optimizer_step(metrics, learning_rate)
+    step(Group(batches, len(batches), first_batch), learning_rate, metrics)
     return metrics
 
 

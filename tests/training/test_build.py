@@ -11,7 +11,7 @@ from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.launch import Launch
 from unet_trainer.training.build import build_components, build_dataset, build_loaders
-from unet_trainer.training.compilation import fit_into_memory
+from unet_trainer.training.memory import fit_into_memory
 from unet_trainer.training.parallel import Job
 from unet_trainer.training.settings import build_settings
 

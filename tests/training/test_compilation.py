@@ -17,7 +17,9 @@ from helpers.steps import (
     take_step,
     weights,
 )
-from unet_trainer.training.compilation import can_shrink, compile_steps, is_out_of_memory, restoring, shrink, try_steps
+from unet_trainer.training.compilation import compile_steps
+from unet_trainer.training.memory import can_shrink, is_out_of_memory, shrink
+from unet_trainer.training.trials import take_steps
 
 BATCH = make_batch(2, side=32)
 
@@ -26,7 +28,7 @@ def complete_state(components):
     """Copies of all that trying the steps could change."""
     state, step = components.state, components.train_step
     guard = step.guard
-    counters = [guard.losses_are_finite, guard.num_bad_in_a_row, guard.most_in_a_row, guard.first_bad_batch]
+    counters = [guard.losses_are_finite, guard.num_in_a_row, guard.most_in_a_row, guard.first_bad]
     return {
         "tensors": everything(components),
         "optimizer": copy.deepcopy(state.optimizer.state_dict()),
@@ -35,7 +37,7 @@ def complete_state(components):
         "guard": [int(counter) for counter in counters],
         "gradients": [parameter.grad is None for parameter in step.parameters],
         "metrics": [tensor.clone() for tensor in state.metrics.tensors().values()],
-        "group": step.mid_accumulation,
+        "group": step.is_whole,
     }
 
 
@@ -55,9 +57,9 @@ def test_the_trial_before_a_run_leaves_everything_bit_for_bit_as_it_was(optimize
     components = with_scaler(small_components(ema_decay=0.9, optimizer=optimizer, freeze_encoder_epochs=1))
     untouched = with_scaler(small_components(ema_decay=0.9, optimizer=optimizer, freeze_encoder_epochs=1))
     before = complete_state(components)
-    with restoring(components):
+    with components.restoring():
         torch.rand(5)  # as dropout does
-        try_steps(components, BATCH, BATCH, 3)
+        take_steps(components, BATCH, BATCH, 3)
         inside = complete_state(components)
         assert components.state.segmenter.network.encoder[1].running_mean.any()
     assert (int(components.state.ema.num_updates), inside["scaler"] == before["scaler"]) == (0, False)
@@ -73,10 +75,14 @@ def test_a_compiler_that_fails_leaves_the_steps_as_they_were(monkeypatch):
     fail = mock.Mock(side_effect=RuntimeError("\nno working C++ compiler\nand much more"))
     monkeypatch.setattr(torch, "compile", lambda function, **options: fail)
     components = small_components()
-    eager = components.train_step.forward, components.eval_step.forward
+    train_step, eval_step = components.train_step, components.eval_step
+    eager = train_step.forward, train_step.criterion, eval_step.forward
     before = complete_state(components)
-    assert compile_steps(components, BATCH, BATCH)[0] == "RuntimeError: no working C++ compiler"
-    assert (components.train_step.forward, components.eval_step.forward) == eager
+    assert (
+        compile_steps(components, partial(take_steps, components, BATCH, BATCH))[0]
+        == "RuntimeError: no working C++ compiler"
+    )
+    assert (train_step.forward, train_step.criterion, eval_step.forward) == eager
     assert_same_state(before, complete_state(components))
 
 
@@ -84,7 +90,7 @@ def test_a_compiler_that_fails_leaves_the_steps_as_they_were(monkeypatch):
 def test_compiled_and_eager_steps_agree():
     # Adam would enlarge rounding errors of zero gradients.
     eager, compiled = (small_components(optimizer="sgd") for _ in range(2))
-    assert compile_steps(compiled, BATCH, BATCH)[0] is None
+    assert compile_steps(compiled, partial(take_steps, compiled, BATCH, BATCH))[0] is None
     for components in (eager, compiled):
         components.set_training_mode(0)
         for seed in range(3):

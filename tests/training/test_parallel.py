@@ -25,8 +25,8 @@ from unet_trainer.runs.folder import resume_command
 from unet_trainer.system.launch import Launch, read_launch
 from unet_trainer.system.signals import Signals
 from unet_trainer.training import parallel
-from unet_trainer.training.compilation import connect_gradients, unsynchronized
 from unet_trainer.training.parallel import GradientSync, Job, choose_backend, decode, device_id, encode, find_attempt
+from unet_trainer.training.trials import connect_gradients
 
 TORCHRUN = {
     "RANK": "5",
@@ -138,9 +138,9 @@ def job():
 
 
 def connect(step, job, compression="none"):
-    images, masks, *_ = make_batch(2, seed=9)
-    step.forward(images, masks, None)[0].backward()
-    step.sync = GradientSync(job, step, (images, masks, None), compression)
+    batch = make_batch(2, seed=9)
+    take_step(step, batch, learning_rate=0.0)
+    step.connect(GradientSync(job, step, compression))
     return step
 
 
@@ -176,12 +176,13 @@ def test_gradients_may_be_averaged_in_bfloat16(job):
 @pytest.mark.parametrize("what", ["a loss", "a statistic"])
 def test_what_is_not_finite_in_one_process_makes_the_gradients_of_all_so(what, job):
     step = connect(small_components().train_step, job)
-    images, masks, *_ = make_batch(2)
+    batch, moved = make_batch(2), step.segmenter.network.decoder[0].weight.detach().clone()
     if what == "a statistic":
         next(buffer for buffer in step.segmenter.network.buffers() if buffer.is_floating_point()).fill_(torch.inf)
     else:
-        images = images.float() * torch.nan
-    step.sync(images, masks, None, is_last=True)[0].backward()
+        batch = batch._replace(images=batch.images.float() * torch.nan)
+    assert int(take_step(step, batch).num_skipped) == 1
+    assert torch.equal(step.segmenter.network.decoder[0].weight, moved)
     assert not any(parameter.grad.isfinite().all() for parameter in step.parameters)
 
 
@@ -211,8 +212,10 @@ def test_other_parameters_are_averaged_once_the_encoder_is_trained_and_trying_ch
 
 def test_synchronised_layers_are_plain_ones_while_a_process_tries_something_alone():
     """On a CPU they cannot run otherwise."""
+    components = small_components()
     network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(torch.nn.BatchNorm2d(3)))
-    with unsynchronized(network):
+    components.state.segmenter.network = network
+    with components.unsynchronized():
         network(torch.rand(2, 3, 4, 4))
     assert type(network[0]) is torch.nn.SyncBatchNorm
     assert int(network[0].num_batches_tracked) == 1

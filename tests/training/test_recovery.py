@@ -7,11 +7,11 @@ import pytest
 
 from helpers.small_runs import make_run
 from helpers.steps import everything, make_batch, same, small_components, take_step
+from train_unet import end_with_state_saved
 from unet_trainer.config.errors import NonFinite, TrainingFailed
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.training import recovery
 from unet_trainer.training.checkpoint import read_last
-from unet_trainer.training.recovery import recover
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_the_end_of_an_epoch_that_is_not_finite_is_not_saved(run):
     """A resumed run would come to the same end."""
     run.state.batch = len(run.loaders.train)
     with pytest.raises(TrainingFailed, match=r"the validation loss is not finite in epoch 1\. Try"):
-        recover(run, NonFinite("the validation loss is not finite", val_batch=0))
+        end_with_state_saved(run, NonFinite("the validation loss is not finite", val_batch=0))
     assert same(run.initial_state[:5], list(saved(run)["model"].values())[:5])  # that of the start
 
 
@@ -45,14 +45,14 @@ def test_a_bug_is_not_hidden_by_an_error_while_saving(run, monkeypatch):
     full = TrainingFailed("the disk is full")
     monkeypatch.setattr(run.checkpointer, "save_on_failure", lambda state_is_whole: fail(full))
     with pytest.raises(ZeroDivisionError):
-        recover(run, ZeroDivisionError())
+        end_with_state_saved(run, ZeroDivisionError())
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), WorkerError("died")])
 def test_a_state_in_the_middle_of_a_group_is_never_saved(error, run):
-    run.components.train_step.begin_group(2, 3)
+    run.components.train_step.is_whole = False
     with pytest.raises((TrainingFailed, ZeroDivisionError)):
-        recover(run, error)
+        end_with_state_saved(run, error)
     assert saved(run)["batch"] == 0  # that of the start
     assert saved(run)["totals"]["num_images"] == 0
 

@@ -46,7 +46,7 @@ def test_without_a_best_epoch_the_result_is_that_of_the_last(tiny_data, tmp_path
     assert f"Weights: {run.checkpointer.folder / 'last.pt'} | " in said(run)
     # The folder would mean best.pt.
     assert f"Next: python train_unet.py evaluate {run.checkpointer.folder / 'last.pt'} " in said(run)
-    written = run.record.content.result
+    written = run.reporter.record.content.result
     assert (written["best_val_iou"], written["baseline_iou"]) == (None, None)
     assert written["warnings"][0].startswith("val_iou was no number in any epoch")
 
@@ -63,7 +63,7 @@ def test_a_useless_model_is_told_after_the_table_and_in_run_json(tiny_data, tmp_
     )
     assert "\n  - 10 optimizer steps may be too few: num_epochs=200\n" in warning  # 5 in an epoch
     assert f"  foreground  0.0000\nWarning: {warning}\nTime: " in said(run)
-    written = run.record.content.result
+    written = run.reporter.record.content.result
     assert (written["baseline_iou"], written["warnings"]) == (pytest.approx(1 / 3), [warning])
 
 
@@ -90,8 +90,8 @@ def test_a_signal_that_came_with_the_last_step_ends_the_run_before_its_report(ru
     assert "Making the report" not in said(run)
     assert f"Weights: {run.checkpointer.folder / 'best.pt'} | curves: " in said(run)  # the report is not promised
     assert "Next: python train_unet.py evaluate" in said(run)
-    assert run.record.content.last_end == "finished"
-    assert run.record.content.result["epochs"] == 3
+    assert run.reporter.record.content.last_end == "finished"
+    assert run.reporter.record.content.result["epochs"] == 3
 
 
 # 30% foreground. Rows truth, columns prediction.

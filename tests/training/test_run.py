@@ -136,6 +136,7 @@ def test_the_evaluated_model_is_saved_if_the_epoch_was_the_best(improved, tiny_d
     run = make_run(tiny_data, tmp_path / "run", ema_decay=0.9)
     take_step(run.components.train_step, run.loaders.train.read(0, 0))
     run.judge(dict(ROW), SCORES)
+    run.reporter.record_epoch(run.config, dict(ROW), evaluation_of(run, SCORES))
     run.save_epoch(dict(ROW), evaluation_of(run, SCORES), improved)
     run.checkpointer.finish()
     folder = run.checkpointer.folder
@@ -150,10 +151,10 @@ def test_the_evaluated_model_is_saved_if_the_epoch_was_the_best(improved, tiny_d
 
 def test_an_epoch_is_told_and_parts_that_workers_failed_to_read(tiny_data, tmp_path):
     run = make_run(tiny_data, tmp_path / "run", num_workers=1, num_epochs=3)
-    run.say_epoch(dict(ROW), improved=True)
+    run.reporter.say_epoch(run.config, run.state, dict(ROW), True, run.loaders.take_notices())
     assert "Epoch 1/3  train loss 1.0000" in said(run)
     assert "GPU memory" not in said(run)
     assert "could not fill" not in said(run)
     run.loaders.pool.num_failed, run.loaders.pool.failure_reason = 1, "MemoryError"
-    run.say_epoch(dict(ROW), improved=True)
+    run.reporter.say_epoch(run.config, run.state, dict(ROW), True, run.loaders.take_notices())
     assert "Warning: workers could not fill 1 part of a batch in this epoch (MemoryError); the training" in said(run)

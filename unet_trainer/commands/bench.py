@@ -119,10 +119,10 @@ def time_step(config: Config, console: Console) -> None:
     """Time forward, loss, IoU counts, backward and the optimizer on random RGB images; print images per second."""
     from unet_trainer.config.choices import resolve
     from unet_trainer.images.image_spec import RGB_8BIT
-    from unet_trainer.training.compilation import is_out_of_memory
     from unet_trainer.training.initial_model import read_initial_model
+    from unet_trainer.training.memory import is_out_of_memory
     from unet_trainer.training.settings import build_hardware, say_precision
-    from unet_trainer.training.step_probe import measure_step
+    from unet_trainer.training.trials import measure_step
 
     hardware = build_hardware(config, console)
     size = (512, 512) if config.image_size == "auto" else as_shape(config.image_size)

@@ -23,7 +23,7 @@ from unet_trainer.training.early_checks import check_checkpoint_dir
 if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
     from unet_trainer.config.facts import HardwareFacts, StepCost
     from unet_trainer.config.resolved_config import ResolvedConfig, Settings
-    from unet_trainer.training.step_probe import StepProbe
+    from unet_trainer.training.trials import StepProbe
 
 GIB = 2**30
 FIX_TORCH = "install one that is built with CUDA: https://pytorch.org/get-started/locally"
@@ -64,7 +64,7 @@ def examine(config: Config, console: Console) -> Settings:
     from unet_trainer.training.build import build_dataset, build_datasets
     from unet_trainer.training.initial_model import read_initial_model
     from unet_trainer.training.settings import build_settings
-    from unet_trainer.training.step_probe import StepProbe
+    from unet_trainer.training.trials import StepProbe
 
     budget, hardware = time_budget.TimeBudget(config.time_budget), say_machine(config, console)
     initial = None if config.init_from is None else read_initial_model(config.init_from, Path(config.checkpoint_dir))

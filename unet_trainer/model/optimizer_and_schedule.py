@@ -23,9 +23,17 @@ def build_optimizer(config: ResolvedConfig, network: torch.nn.Module) -> torch.o
     if config.optimizer == "sgd":
         sgd = torch.optim.SGD(groups, lr=config.learning_rate, momentum=MOMENTUM, nesterov=True, fused=True)
         fill_momentum(sgd)
-        return sgd
+        return may_be_recorded(sgd)
     adam = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimizer]
-    return adam(groups, lr=config.learning_rate, fused=True)
+    return may_be_recorded(adam(groups, lr=config.learning_rate, fused=True))
+
+
+def may_be_recorded(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """As a CUDA graph; torch would warn of it in every step that is not."""
+    for group in optimizer.param_groups:
+        group["capturable"] = True
+    optimizer._warned_capturable_if_run_uncaptured = True
+    return optimizer
 
 
 def fill_momentum(sgd: torch.optim.SGD) -> None:

@@ -112,8 +112,6 @@ def _blocks(sources: Mapping[TensorKey, torch.Tensor]) -> Iterator[dict[TensorKe
 class DirectLauncher:
     """Calls the work. For CPUs, and for steps that are not compiled."""
 
-    uses_graphs = False
-
     def run(self, name: str, key: Hashable, work: Callable[[], object]) -> None:
         work()
 
@@ -127,8 +125,6 @@ class CudaGraphCache:
     The key must hold all that may differ from one call to the next: the addresses of tensors that are handed in, and
     numbers. Work may read and write device memory only; what it changes in Python happens while it is recorded, and not
     again."""
-
-    uses_graphs = True
 
     def __init__(self) -> None:
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}  # least recently used first

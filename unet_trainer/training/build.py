@@ -7,7 +7,7 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -55,7 +55,7 @@ from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import InitialModel
 from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, TrainState
-from unet_trainer.training.step import TrainStep, build_train_forward
+from unet_trainer.training.step import TrainStep
 
 MAX_TILE_COST = 1.5  # of a validation in larger tiles, which small images are padded to
 MAX_MASK_BYTES = 2**28  # of an evaluation batch, whose masks have native resolution
@@ -112,6 +112,34 @@ class Components:
         """From here on a batch goes through the model in so many parts."""
         self.train_step.set_num_parts(num_parts)
         self.eval_step.num_parts = num_parts
+
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Steps taken inside change nothing of the state."""
+        groups = self.state.optimizer.param_groups
+        options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        saved = HostCopy(self.state.state_dict()).content()
+        try:
+            yield
+        finally:
+            self.state.load_state_dict(saved)
+            self.train_step.abandon()
+            for group, values in zip(groups, options, strict=True):
+                group.update(values)  # the learning rate
+            self.set_training_mode(self.state.epoch)
+
+    @contextlib.contextmanager
+    def unsynchronized(self) -> Iterator[None]:
+        """Layers of SyncBatchNorm are plain ones inside: what a process tries alone must not wait for the others."""
+        modules = self.state.segmenter.network.modules()
+        layers = {module: type(module) for module in modules if isinstance(module, torch.nn.SyncBatchNorm)}
+        for layer in layers:
+            layer.__class__ = torch.nn.BatchNorm2d  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for layer, kind in layers.items():
+                layer.__class__ = kind
 
     def draw_samples(self, loaders: Loaders) -> Callable[[], Pixels]:
         """Predicts a few samples now; the function that is returned draws them, once the device is done."""
@@ -375,14 +403,7 @@ def build_components(
     return Components(
         state=state,
         train_step=TrainStep(
-            forward=build_train_forward(segmenter, loss, numerics),
-            segmenter=segmenter,
-            optimizer=state.optimizer,
-            scaler=state.scaler,
-            device=device,
-            grad_clip=config.grad_clip,
-            ema=ema,
-            num_parts=config.batch_parts,
+            segmenter, loss, numerics, state.optimizer, state.scaler, config.grad_clip, ema, config.batch_parts
         ),
         eval_step=EvalStep(
             build_eval_forward(state.eval_segmenter, loss, numerics),

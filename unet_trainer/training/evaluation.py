@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -37,7 +37,6 @@ from unet_trainer.runs.tables import image_score, val_scores_text
 from unet_trainer.training.async_device import AsyncReader
 from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.state import wide_float
-from unet_trainer.training.step import micro_batches
 
 # N,H,W,C images, N,H,W masks, with_logits → sums for the loss, and N,K,K confusion matrices or N,K,H,W logits
 EvalForward = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]]
@@ -120,7 +119,7 @@ class EvalStep:
 
     @torch.no_grad()
     def __call__(self, batch: Batch, metrics: EvalMetrics) -> None:
-        for part in micro_batches(batch, self.num_parts):
+        for part in _parts(batch, self.num_parts):
             images, masks = to_device((part.images, part.masks), self.device)
             if part.mask_sizes is None:
                 loss_sums, matrices = self.forward(images, masks, False)
@@ -129,6 +128,15 @@ class EvalStep:
                 # Before the next forward pass: under CUDA graphs it overwrites the logits.
                 matrices = native_confusion_matrices(logits, masks, part.mask_sizes)
             metrics.add(loss_sums, matrices, part.num_images)
+
+
+def _parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
+    """Padding comes last, so it lies in the last parts."""
+    size = -(-len(batch.images) // num_parts)
+    for start in range(0, len(batch.images), size):
+        num_images = min(max(batch.num_images - start, 0), size)
+        sizes = None if batch.mask_sizes is None else batch.mask_sizes[start : start + size]
+        yield Batch(batch.images[start : start + size], batch.masks[start : start + size], num_images, mask_sizes=sizes)
 
 
 @dataclass(frozen=True)
@@ -150,8 +158,8 @@ def evaluate(
     is_stopping: Callable[[], bool] = lambda: False,
     processes: Job = ALONE,
 ) -> Evaluation:
-    """One pass over a loader. `on_batch` is called after each batch and may raise to end the pass. Each process of a
-    job evaluates its own images, and all have the result of the whole set."""
+    """One pass over a loader; ends early if `is_stopping`. `on_batch` is called after each batch. Each process of a job
+    evaluates its own images, and all have the result of the whole set."""
     started = time.perf_counter()
     metrics = step.new_metrics()
     step.segmenter.eval()
@@ -159,6 +167,8 @@ def evaluate(
         for batch in batches:
             step(batch, metrics)
             on_batch(metrics)
+            if is_stopping():
+                break
     first_bad = int(metrics.first_bad)  # waits for the device
     counts = torch.cat(metrics.sample_counts or [metrics.matrix.new_zeros(0, len(metrics.matrix), 3)])
     samples = torch.from_numpy(loader.batches.samples[: len(counts)])

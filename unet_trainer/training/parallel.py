@@ -16,7 +16,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -171,26 +171,21 @@ class Step(Protocol):
 
     @property
     def forward(self) -> Any:
-        """N,H,W,C images, masks and the masks of the whole batch → loss and counts; it may become a compiled one."""
+        """N,H,W,C images → logits; it may become a compiled one."""
 
 
 class GradientSync:
-    """DistributedDataParallel around the forward pass of a step. Gradients are averaged over the processes in the
-    backward pass of the last batch of a group; numbers of one process that are not finite make those of all so."""
+    """DistributedDataParallel around the model of a step: gradients are averaged over the processes in its last
+    backward pass. Numbers of one process that are not finite make those of all so."""
 
-    def __init__(
-        self,
-        processes: Job,
-        step: Step,
-        batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
-        compression: Literal["none", "bf16"] = "none",
-    ) -> None:
-        """For the parameters that have gradients now, which are dropped. All processes at once. `batch`: what the
-        forward pass takes, for two steps that are thrown away."""
+    def __init__(self, processes: Job, step: Step, compression: str = "none") -> None:
+        """For the parameters that have gradients now, which are dropped. All processes at once. Two steps that are
+        thrown away should follow: buckets are arranged in the first, and a resumed run must add up in the same
+        order."""
         self.step = step
         self.trains = [parameter.requires_grad for parameter in step.parameters]
         self.is_divided = processes.launch.world_size > 1
-        model = _StepForward(step)
+        model = _Model(step)
         without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, without)
         step.optimizer.zero_grad(set_to_none=True)
@@ -204,9 +199,6 @@ class GradientSync:
                 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
                 self.model.register_comm_hook(processes.gradient_group, bf16_compress_hook)
-            for _ in range(2):  # buckets are arranged after the first: a resumed run adds up in the same order
-                self(*batch, is_last=True)[0].backward()
-        step.optimizer.zero_grad(set_to_none=True)
 
     def close(self) -> None:
         """The parameters may get another."""
@@ -217,16 +209,13 @@ class GradientSync:
         """Compile the backward pass in parts, a bucket each: one is averaged while the next is computed."""
         torch._dynamo.config.optimize_ddp = self.is_divided
 
-    def __call__(self, *batch: torch.Tensor | None, is_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """The step's forward pass: loss and counts."""
-        with contextlib.nullcontext() if is_last else self.model.no_sync():
-            loss, counts = self.model(*batch)
-        # NaN in the sum of gradients is NaN on every process: all skip the step, without asking each other.
+    def spoiled_if_bad(self, loss: torch.Tensor) -> torch.Tensor:
+        """NaN in the sum of gradients is NaN on every process: all skip the step, without asking each other."""
         is_finite = torch.isfinite(loss.detach()) & self.step.guard.buffers_are_finite()
-        return loss * torch.where(is_finite, 1.0, math.nan), counts
+        return loss * torch.where(is_finite, 1.0, math.nan)
 
 
-class _StepForward(torch.nn.Module):
+class _Model(torch.nn.Module):
     """What DistributedDataParallel wraps. The step's forward pass may become a compiled one, and uncompiled again."""
 
     def __init__(self, step: Step) -> None:
@@ -234,9 +223,9 @@ class _StepForward(torch.nn.Module):
         self.network = step.segmenter.network
         self.step = step
 
-    def forward(self, *batch: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, counts = self.step.forward(*batch)
-        return loss, counts
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.step.forward(images)
+        return logits
 
 
 def find_attempt(store: Any, rank: int, world_size: int) -> str:

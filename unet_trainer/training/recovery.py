@@ -1,6 +1,7 @@
 """What follows where an epoch cannot be finished, and the diagnosis of numbers that are not finite."""
 
-import traceback
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,67 +17,49 @@ from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.system.console import first_line
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.compilation import can_shrink, is_out_of_memory, restoring, shrink, unsynchronized
+from unet_trainer.training.memory import OutOfMemory, can_shrink, in_memory, shrink
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
 
 
-def recover(run: Run, error: BaseException) -> None:
-    """Return where the epoch can begin again: in smaller parts of a batch, if on_oom allows it after memory ran out.
-    Else save the state and raise what ends the run."""
-    if is_out_of_memory(error) and not isinstance(error, WorkerError | TrainingFailed):
-        return _shrink_batches(run, error)
-    place = _locate(run, error) if isinstance(error, NonFinite) else ""
-    # The end of an epoch that is not finite would come again: the last save is before it.
-    is_at_end = isinstance(error, NonFinite) and run.state.batch == len(run.loaders.train)
-    # A process of a job that fails alone saves nothing: its GPU may wait for the others.
-    may_save = run.processes.is_alone or isinstance(error, NonFinite | Interrupted)
-    try:
-        if isinstance(error, TrainingFailed) or not may_save:
-            run.checkpointer.wait()
-        else:
-            run.checkpointer.save_on_failure(not run.components.train_step.mid_accumulation and not is_at_end)
-    except Exception:
-        if isinstance(error, Interrupted | UserError | WorkerError | NonFinite):
-            raise  # else it would hide a bug
-    if isinstance(error, Interrupted):
-        run.processes.any_rank()  # all stop at the same step; torchrun ends the others, rank 0 too, when one has ended
-    saved = run.checkpointer.describe_saved()
-    if isinstance(error, NonFinite):
-        also = ", use_amp=false" if run.config.use_amp else ""
-        raise TrainingFailed(f"{place}. Try a lower learning_rate, grad_clip=1.0{also}; {saved}") from None
-    if isinstance(error, WorkerError):
-        ideas = "Try fewer num_workers, or num_workers=0" if run.config.num_workers else "See whether the disk is there"
-        raise TrainingFailed(f"{error}. {ideas}; {saved}") from None
-    if isinstance(error, UserError):  # a file that became unreadable
-        raise UserError(f"{error}; {saved}") from None
-    raise error
-
-
-def _shrink_batches(run: Run, error: BaseException) -> None:
-    """Go on from the last consistent state, or save it and raise TrainingFailed. In a job, smaller parts are tried
-    before the first epoch alone, by all processes together."""
-    components, checkpointer, reason = run.components, run.checkpointer, first_line(error)
-    failed: BaseException | None = error
-    while failed is not None:  # the local variables of the failed step hold its memory
-        traceback.clear_frames(failed.__traceback__)
-        failed = failed.__context__
-    is_whole, can_go_on = not components.train_step.mid_accumulation, can_shrink(run.config) and run.processes.is_alone
+def shrink_batches(run: Run, reason: str) -> None:
+    """After memory ran out: smaller parts of a batch from the last whole state on, if on_oom allows it; else the state
+    is saved and TrainingFailed raised. In a job, smaller parts are tried before the first epoch alone, by all processes
+    together."""
+    components, checkpointer = run.components, run.checkpointer
+    is_whole, can_go_on = components.train_step.is_whole, can_shrink(run.config) and run.processes.is_alone
     if not can_go_on and run.processes.is_alone:
         checkpointer.save_on_failure(is_whole)
     shrink(run.settings, components, reason, run.console, checkpointer.describe_saved(), can_go_on)
     if not is_whole:
         checkpointer.restore_last()
-        components.train_step.abandon_group()
-    run.record.add("shrink", reason, run.state.epoch, run.state.batch)
+        components.train_step.abandon()
+    run.reporter.record.add("shrink", reason, run.state.epoch, run.state.batch)
     run.console.note(f"going on from {describe_position(components.state)}")
     checkpointer.save_state()
 
 
-def _locate(run: Run, error: NonFinite) -> str:
+def explained(run: Run, error: BaseException, cause: str) -> BaseException:
+    """What the user is told of the error that ends a run, whose state is saved. `cause`: as `find_cause` found it."""
+    if isinstance(error, Interrupted):
+        run.processes.any_rank()  # all stop at the same step; torchrun ends the others, rank 0 too, when one has ended
+    saved = run.checkpointer.describe_saved()
+    if isinstance(error, NonFinite):
+        also = ", use_amp=false" if run.config.use_amp else ""
+        return TrainingFailed(f"{cause}. Try a lower learning_rate, grad_clip=1.0{also}; {saved}")
+    if isinstance(error, WorkerError):
+        ideas = "Try fewer num_workers, or num_workers=0" if run.config.num_workers else "See whether the disk is there"
+        return TrainingFailed(f"{error}. {ideas}; {saved}")
+    if isinstance(error, UserError):  # a file that became unreadable
+        return UserError(f"{error}; {saved}")
+    return error
+
+
+def find_cause(run: Run, error: BaseException) -> str:
     """Where the numbers went bad: step, files, layer, term of the loss."""
+    if not isinstance(error, NonFinite):
+        return ""
     components, num_batches, size = run.components, len(run.loaders.train), run.config.accumulation_steps
     if error.val_batch is not None and error.val_batch >= 0:
         segmenter, loader, epoch, batches = components.state.eval_segmenter, run.loaders.val, 0, [error.val_batch]
@@ -89,14 +72,11 @@ def _locate(run: Run, error: NonFinite) -> str:
         place = f"from step {step} on (epoch {epoch + 1}, batch {first + 1} of {num_batches})"
     else:
         return str(error)  # of the weights, or another process has the batch
-    with restoring(components), unsynchronized(segmenter.network):
-        for batch in batches:
-            files = loader.assembler.files(epoch, batch)
-            try:
-                found = explain(segmenter, components.loss, components.numerics, loader.read(epoch, batch), files)
-            except (RuntimeError, MemoryError) as failure:
-                if not is_out_of_memory(failure):
-                    raise
+    with components.restoring(), components.unsynchronized():
+        for number in batches:
+            batch, files = loader.read(epoch, number), loader.assembler.files(epoch, number)
+            found = in_memory(lambda: explain(segmenter, components.loss, components.numerics, batch, files))  # noqa: B023
+            if isinstance(found, OutOfMemory):
                 break  # the diagnosis needs more memory than a step
             if found:
                 names = ", ".join(map(shown_path, files))

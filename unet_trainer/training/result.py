@@ -14,6 +14,7 @@ from unet_trainer.runs.tables import column
 from unet_trainer.system.console import counted
 from unet_trainer.training.extension import TrainResult
 from unet_trainer.training.run import Run
+from unet_trainer.training.time_budget import MAX_REPORT_SECONDS
 
 
 def build_result(run: Run) -> TrainResult:
@@ -63,13 +64,16 @@ def _baseline(run: Run) -> Baseline | None:
 def report(run: Run, close: Callable[[], object] = lambda: None) -> TrainResult:
     """Record the result, write the report, close what the run had open, and print the result: after a signal too."""
     run.lost_best = run.checkpointer.check_best() or run.lost_best
-    run.record.end("stopped early" if run.state.epoch < run.config.num_epochs else "finished")
+    run.reporter.record.end("stopped early" if run.state.epoch < run.config.num_epochs else "finished")
     result = build_result(run)
-    run.record.update(result={key: value for key, value in asdict(result).items() if key not in ("run_dir", "history")})
+    run.reporter.record.update(
+        result={key: value for key, value in asdict(result).items() if key not in ("run_dir", "history")}
+    )
     try:
         if run.processes.is_main:
             run.signals.check()  # one that came with the last step
-            run.write_report(with_pictures=True)
+            seconds = min(MAX_REPORT_SECONDS, run.budget.picture_seconds())
+            run.reporter.write_report(run.checkpointer.folder, str(run.components.numerics.device), seconds)
         close()
     finally:
         say_result(run, result)

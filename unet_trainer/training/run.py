@@ -1,9 +1,11 @@
-"""A run: its parts, and what happens between two steps and after an epoch."""
+"""The parts of a run, and its epochs as the loop in train_unet.py has them: the groups of batches, the validation, the
+row of metrics.csv. Decides nothing: what ends or changes a run is in the script."""
+
+from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,33 +13,27 @@ from typing import Any
 
 import numpy as np
 
-from unet_trainer.config.errors import NonFinite
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
-from unet_trainer.config.schema import class_names
 from unet_trainer.loading.dataset import Batch
-from unet_trainer.loading.loader import EpochTimes, advise
+from unet_trainer.loading.loader import EpochTimes
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import Scores
 from unet_trainer.model.random_state import CallersRandomState, seed_generators
-from unet_trainer.runs.curves import PacedWriter
-from unet_trainer.runs.folder import REPORT
-from unet_trainer.runs.record import RunRecord
 from unet_trainer.runs.tables import Row, column
-from unet_trainer.runs.trackers import Trackers
-from unet_trainer.system.console import Console, first_line
-from unet_trainer.system.resources import count_cores
+from unet_trainer.system.console import Console
 from unet_trainer.system.signals import Interrupted, Signals
 from unet_trainer.training.async_device import WaitMeter
 from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpoint import AnyCheckpointer
-from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
 from unet_trainer.training.evaluation import EvalMetrics, Evaluation, evaluate, val_scores_csv
 from unet_trainer.training.extension import Callback
+from unet_trainer.training.memory import peak_memory_gib
 from unet_trainer.training.parallel import ALONE, Job
+from unet_trainer.training.reporting import Reporter
 from unet_trainer.training.state import TrainState, counts_against_patience
-from unet_trainer.training.time_budget import MAX_REPORT_SECONDS, TimeBudget
-
-NUM_WARM_UP = 1  # epochs that start the workers: their times give no advice
+from unet_trainer.training.step import Group
+from unet_trainer.training.time_budget import TimeBudget
+from unet_trainer.training.trials import connect_gradients
 
 
 @dataclass
@@ -48,23 +44,15 @@ class Run:
     loaders: Loaders
     components: Components
     checkpointer: AnyCheckpointer
-    console: Console
+    reporter: Reporter
     signals: Signals
     budget: TimeBudget = field(default_factory=TimeBudget)
-    record: RunRecord = field(default_factory=RunRecord)
     processes: Job = ALONE  # that share the work
     callers_random_state: CallersRandomState = field(default_factory=CallersRandomState)
-    worker_error: WorkerError | None = None  # ends the run once the accumulation group is finished
-    times: EpochTimes | None = None  # of the last epoch's training
-    was_advised: bool = False  # about waiting for data
-    was_warned: bool = False  # that it does not learn
-    is_stopped: bool = False  # by a callback
-    untaught_ids: Collection[int] = ()  # class ids in validation masks and in no training mask
-    lost_best: str | None = None  # why the weights of an earlier best epoch are lost
     callbacks: Sequence[Callback] = ()  # the user's
-    trackers: Trackers | None = None  # of rank 0
-    make_report: Callable[..., object] | None = None  # writes the page of the run; None: it is written, or not rank 0
-    live_report: PacedWriter | None = None  # writes it while the run goes on
+    untaught_ids: Collection[int] = ()  # class ids in validation masks and in no training mask
+    is_stopped: bool = False  # by a callback
+    lost_best: str | None = None  # why the weights of an earlier best epoch are lost
 
     @property
     def config(self) -> ResolvedConfig:
@@ -74,10 +62,14 @@ class Run:
     def state(self) -> TrainState:
         return self.components.state
 
+    @property
+    def console(self) -> Console:
+        return self.reporter.console
+
     def is_finished(self) -> bool:
         """All epochs are done, patience has run out, or a callback stops it."""
-        patience = self.config.early_stopping_patience
-        is_out_of_patience = patience is not None and self.state.early_stopping.patience_used >= patience
+        patience, stopping = self.config.early_stopping_patience, self.state.early_stopping
+        is_out_of_patience = patience is not None and stopping.patience_used >= patience
         return self.is_stopped or is_out_of_patience or self.state.epoch >= self.config.num_epochs
 
     def connect(self) -> None:
@@ -91,11 +83,6 @@ class Run:
         (signal_number,) = self.processes.largest(self.signals.received or 0)
         if signal_number:
             raise Interrupted(signal_number)
-
-    def raise_if_ending(self) -> None:
-        self.signals.check()
-        if self.worker_error is not None:
-            raise self.worker_error
 
     def judge(self, row: Row, scores: Scores) -> bool:
         """Completes the state after an epoch, final from here on; returns whether it is the best so far."""
@@ -124,61 +111,22 @@ class Run:
         return self.processes.broadcast(stops) if self.callbacks and moment == "on_epoch" else False
 
     def save_epoch(self, row: Row, found: Evaluation, improved: bool) -> None:
-        if self.processes.is_main:
-            stages = {"train_seconds": row["seconds"] - found.seconds, "val_seconds": found.seconds}
-            if (times := self.times) is not None:
-                stages["read_seconds_per_image"] = times.read_seconds
-                stages["augment_seconds_per_image"] = times.augment_seconds
-            classes = dict(zip(class_names(self.config), found.scores.classes, strict=True))
-            epoch = self.record.add_epoch(row, classes, found.scores.confusion, stages)
-            if self.trackers is not None:
-                self.trackers.log(epoch)
         best = self.state.eval_segmenter if improved else None
         counts, data_dir = found.sample_counts.numpy(), Path(self.config.data_dir)
         make_scores = partial(val_scores_csv, self.loaders.val.dataset, counts, data_dir, self.config)
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), make_scores)
 
-    def write_report(self, with_pictures: bool) -> None:
-        """Write report.html as it stays, once: a report that a signal interrupted is not begun again. Without pictures
-        it takes a moment. No error of it, of whatever kind, ends or fails a run; a signal does."""
-        make_report, self.make_report = self.make_report, None
-        if make_report is None:
-            return
-        if self.live_report is not None:
-            self.live_report.stop()
-        folder, device = self.checkpointer.folder, str(self.components.numerics.device)
-        seconds = min(MAX_REPORT_SECONDS, self.budget.picture_seconds())
-        try:
-            if with_pictures:
-                self.console.say("Making the report ...")
-            make_report(folder, with_pictures and seconds > 0, device, max_seconds=seconds, console=self.console)
-        except Exception as error:
-            self.console.warn(f"{REPORT} could not be written: {type(error).__name__}: {first_line(error)}")
-
-    def say_epoch(self, row: Row, improved: bool) -> None:
-        """The epoch's line; what reading has noticed; and once, advice if the model waits for data."""
-        on_gpu = self.components.numerics.device.type == "cuda"
-        self.console.epoch_ends(row, self.config.num_epochs, improved, on_gpu)
-        for text in self.loaders.take_notices():
-            self.console.warn(text)
-        in_job = self.processes.launch.local_world_size > 1  # the advice counts the cores of one process
-        if self.times is None or self.was_advised or self.state.epoch <= NUM_WARM_UP or in_job:
-            return
-        advice = advise(self.times, count_cores(), self.config.cache, on_cpu=not on_gpu)
-        if advice is not None:
-            self.console.note(advice)
-            self.was_advised = True
-
 
 class TrainingEpoch(contextlib.ExitStack):
-    """Of one epoch of training, from where the state stands: the batches, the time, the bar."""
+    """One epoch of training, from where the state stands: its groups of batches, the bar, and what is measured."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
-        state, device = run.state, run.components.numerics.device
+        state, device, num_processes = run.state, run.components.numerics.device, run.processes.launch.world_size
         self.run, self.state, self.loader = run, state, run.loaders.train
         self.meter = WaitMeter(device, state.wait_seconds)
         self.totals = np.zeros(3)  # of the batches: seconds of reading and of augmenting, images
+        self.failure: WorkerError | None = None
         if state.batch == 0:
             run.console.epoch_begins(state.epoch + 1, run.config.num_epochs)
         run.components.set_training_mode(state.epoch)
@@ -191,74 +139,89 @@ class TrainingEpoch(contextlib.ExitStack):
         if state.epoch + 1 != run.config.num_epochs:  # planned too, so that the workers never idle in between
             self.loader.prepare(state.epoch + 1)
         self.started = time.perf_counter() - state.train_seconds
-        num_images = run.config.batch_size * run.processes.launch.world_size
+        num_images = run.config.batch_size * num_processes
         label = f"Epoch {state.epoch + 1} [Train]:"
         bar = run.console.bar(label, len(self.loader), num_done=state.batch, images_per_tick=num_images)
         self.bar = self.enter_context(bar)
-        batches = self.loader.epoch(state.epoch, state.batch, run.signals.is_stopping)
+        # The processes of a job end at the same step, whatever each is waiting for.
+        is_stopping = run.signals.is_stopping if run.processes.is_alone else lambda: False
+        batches = self.loader.epoch(state.epoch, state.batch, is_stopping)
         self.batches = self.enter_context(contextlib.closing(batches))
 
-    def next_batch(self, index: int) -> Batch:
-        return self.meter.wait_for(partial(self._read, index))
+    def groups(self) -> Iterator[Group]:
+        """The batches of each step. Ends early if a signal comes while it waits for the first batch of a step; the rest
+        of a step is read without workers that were stopped or failed."""
+        size, num_batches = self.run.config.accumulation_steps, len(self.loader)
+        for start in range(self.state.batch, num_batches, size):
+            if (first := self._next(start, must_be_there=False)) is None:
+                return
+            stop = min(start + size, num_batches)
+            yield Group(self._batches(first, start, stop), stop - start, self.state.epoch * num_batches + start)
+            if self.failure is not None:  # of the workers, within the group
+                raise self.failure
 
-    def _read(self, index: int) -> Batch:
-        """A run that is asked to end finishes its accumulation group without the workers."""
-        run = self.run
-        if run.worker_error is None and not run.signals.is_stopping():
-            try:
-                if (batch := next(self.batches, None)) is not None:
-                    return batch
-            except WorkerError as error:
-                run.worker_error = error
-        is_shared = not run.processes.is_alone and run.worker_error is None  # a signal, see check_signals
-        if not run.components.train_step.mid_accumulation and not is_shared:
-            run.raise_if_ending()
-        return self.loader.read(self.state.epoch, index)
+    def _batches(self, first: Batch, start: int, stop: int) -> Iterator[Batch]:
+        for index in range(start, stop):
+            batch = first if index == start else self._next(index, must_be_there=True)
+            assert batch is not None
+            yield batch  # from here on, its step is launched
+            self.meter.step_ends()
+            self.totals += batch.read_seconds, batch.augment_seconds, batch.num_images
+            self.bar.tick()
+            if (seen := self.state.metrics.peek()) is not None:
+                self.bar.show(*seen)
 
-    def step_ends(self, batch: Batch) -> None:
-        """The step of the batch is launched."""
-        self.meter.step_ends()
-        self.totals += batch.read_seconds, batch.augment_seconds, batch.num_images
-        self.bar.tick()
-        if (seen := self.state.metrics.peek()) is not None:
-            self.bar.show(*seen)
+    def _next(self, index: int, must_be_there: bool) -> Batch | None:
+        return self.meter.wait_for(partial(self._read, index, must_be_there))
 
-    def group_ends(self, num_batches: int) -> None:
-        """The weights have seen so many batches of the epoch."""
-        self.state.batch, self.state.wait_seconds = num_batches, self.meter.seconds
+    def _read(self, index: int, must_be_there: bool) -> Batch | None:
+        try:
+            batch = next(self.batches, None)
+        except WorkerError as error:
+            if not (must_be_there and self.run.processes.is_alone):
+                raise
+            batch, self.failure = None, error
+        return self.loader.read(self.state.epoch, index) if batch is None and must_be_there else batch
+
+    def advance(self, group: Group) -> None:
+        """The weights have seen the group."""
+        self.state.batch += group.size
         self.state.train_seconds = time.perf_counter() - self.started
+        self.state.wait_seconds = self.meter.seconds
 
-    def finish(self) -> Row:
-        """What training fills in of the epoch's row. Waits for the device. Raises NonFinite if no step was finite."""
-        run, state, guard = self.run, self.state, self.run.components.train_step.guard
-        guard.check()
+    def num_finite_steps(self) -> int:
+        """Waits for the device."""
+        num_steps = -(-self.state.batch // self.run.config.accumulation_steps)
+        return num_steps - int(self.state.metrics.num_nan)
+
+    def row(self) -> Row:
+        """What training fills in of the epoch's row. Waits for the device, and for the other processes."""
+        run, state = self.run, self.state
         metrics = state.metrics.summed(run.processes)
         state.average_statistics(run.processes)  # all processes of a job have the same from here on
         if not run.processes.is_alone:
-            guard.is_saved = False  # it has the statistics from before
+            run.components.train_step.guard.is_saved = False  # it has the statistics from before
         loss, iou = metrics.loss(), metrics.scores().iou
         self.bar.show(loss, iou)
         state.train_seconds, state.wait_seconds = time.perf_counter() - self.started, self.meter.finish()
-        num_steps = -(-state.batch // run.config.accumulation_steps)
-        if not math.isfinite(loss) or int(metrics.num_nan) == num_steps:
-            raise NonFinite("no step of the epoch was finite", batch_number=state.epoch * len(self.loader))
         read_seconds, augment_seconds, _ = (self.totals / max(1, self.totals[2])).tolist()
-        run.times = EpochTimes(
+        times = EpochTimes(
             images_per_second=metrics.num_images / state.train_seconds,
             data_wait=state.wait_seconds / state.train_seconds,
             read_seconds=read_seconds,
             augment_seconds=augment_seconds,
             num_workers=0 if self.loader.pool is None else self.loader.pool.num_workers,
         )
+        run.reporter.times = times
         peaks = run.processes.all_gather(peak_memory_gib(run.components.numerics.device))
-        rate = state.learning_rate
+        rate, num_steps = state.learning_rate, -(-state.batch // run.config.accumulation_steps)
         return {
             "epoch": state.epoch + 1,
             "train_loss": loss,
             "train_iou": iou,
             "learning_rate": rate.at(state.epoch * rate.steps_per_epoch + num_steps - 1),
-            "images_per_second": run.times.images_per_second,
-            "data_wait": run.times.data_wait,
+            "images_per_second": times.images_per_second,
+            "data_wait": times.data_wait,
             "skipped_steps": int(state.metrics.num_skipped),
             "nan_steps": int(state.metrics.num_nan),
             "peak_memory_gib": sum(allocated for allocated, _ in peaks),
@@ -276,14 +239,9 @@ def validate(run: Run, row: Row) -> Evaluation:
             bar.tick()
             if (seen := metrics.peek()) is not None:
                 bar.show(*seen)
-            if run.processes.is_alone:  # the processes of a job wait for each other at the end
-                run.signals.check()
 
         found = evaluate(run.components.eval_step, loader, on_batch, run.signals.is_stopping, run.processes)
-        run.check_signals()  # it may have ended early
         bar.show(found.loss, found.scores.iou)
-    if found.first_bad_batch is not None:
-        raise NonFinite("the validation loss is not finite", val_batch=found.first_bad_batch)
     row |= {"val_loss": found.loss, "val_iou": found.scores.iou, "val_dice": found.scores.dice}
     run.budget.val_seconds = time.perf_counter() - started
     row["seconds"] = run.state.train_seconds + run.budget.val_seconds

@@ -112,11 +112,11 @@ def _end_seconds(run: Run) -> float:
 
 
 def change_epochs(run: Run, num_epochs: int, reason: str) -> None:
-    """If the number is quite another, warm-up, patience and average follow where they were left open."""
+    """Before the first epoch, warm-up, patience and average follow where they were left open."""
     state, settings, rate, planned = run.state, run.settings, run.state.learning_rate, run.config.num_epochs
     settings.change(reason, num_epochs=num_epochs)
     rate.num_epochs = num_epochs
-    if abs(num_epochs - planned) <= OTHER_SHARE * planned:
+    if state.epoch or abs(num_epochs - planned) <= OTHER_SHARE * planned:
         return
     follow: dict[str, tuple[Any, str]] = {
         "early_stopping_patience": choose_patience(num_epochs),

@@ -23,8 +23,8 @@ from unet_trainer.system.launch import ALONE, Launch
 from unet_trainer.system.resources import free_disk, free_host_memory
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import InitialModel
-from unet_trainer.training.step_probe import StepProbe
 from unet_trainer.training.time_budget import TimeBudget
+from unet_trainer.training.trials import StepProbe
 
 FETCH_SHARE, TRIAL_SHARE = 0.1, 0.15  # of a time budget, that encoder weights, and trials of the step, may take
 MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it

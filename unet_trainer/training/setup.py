@@ -36,21 +36,23 @@ from unet_trainer.runs.curves import MAX_CURVES_SHARE, MAX_REPORT_SHARE, REPORT_
 from unet_trainer.runs.folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
 from unet_trainer.runs.trackers import Trackers
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.os_errors import cannot, named_file, with_advice
+from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.resources import total_host_memory
-from unet_trainer.training import build, compilation, resume
+from unet_trainer.training import build, resume
 from unet_trainer.training.checkpoint import ILL_FORMED, AnyCheckpointer, Checkpointer, FollowingCheckpointer, read_run
-from unet_trainer.training.compilation import try_components
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import read_initial_model
+from unet_trainer.training.memory import fit_into_memory
 from unet_trainer.training.parallel import Job, choose_backend, device_id
+from unet_trainer.training.pilots import try_learning_rates
+from unet_trainer.training.reporting import Reporter
 from unet_trainer.training.run import Run
 from unet_trainer.training.schedule import fit_into_budget, plan_run
 from unet_trainer.training.session import Session
 from unet_trainer.training.settings import build_hardware, build_settings
 from unet_trainer.training.state import TrainState
-from unet_trainer.training.step_probe import QUICK_SECONDS, time_steps
 from unet_trainer.training.time_budget import TimeBudget
+from unet_trainer.training.trials import QUICK_SECONDS, compile_components, random_batches, time_steps, try_components
 
 # What the other ranks need of a checkpoint before the state itself is sent.
 FACTS_OF_CHECKPOINT = ("config", "decisions", "split", "learning_rate")
@@ -63,8 +65,8 @@ PACKAGES = ("segmentation-models-pytorch", "timm", "albumentations", "numpy", "o
 
 
 def set_up(config: Config, session: Session, make_report: Callable[..., object], custom: CustomParts = NO_PARTS) -> Run:
-    """Checkpoint → device → data → settings → loaders → model → folder → compiled steps. `make_report`: writes the
-    page of the run."""
+    """Checkpoint → device → data → settings → loaders → model → folder → compiled steps → learning rate. `make_report`:
+    writes the page of the run."""
     budget = TimeBudget(config.time_budget, session.started)
     console, processes = session.console, session.processes
     check_same(processes, config_facts(config), "", "the same config, the same command and the same packages")
@@ -136,12 +138,14 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
             folder, settings, state, dataset.split, console, record, {CURVES: curves.write, REPORT: live_report.write}
         )
     budget.seconds_before = state.seconds + state.train_seconds
-    run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes)
+    reporter = Reporter(console, record, processes.is_main)
+    run = Run(settings, loaders, components, checkpointer, reporter, session.signals, budget, processes)
     run.callers_random_state, run.callbacks = callers_random_state, custom.callbacks
     run.untaught_ids = dataset.ids_in(dataset.split.val) - dataset.ids_in(dataset.split.train)
     if processes.is_main:
-        run.make_report, run.live_report = partial(make_report, model=custom.model), live_report
-        session.on_exit(partial(_finish, run, curves))
+        reporter.make_report, reporter.live_report = partial(make_report, model=custom.model), live_report
+        reporter.curves = curves
+        session.on_exit(partial(reporter.finish, folder, str(device)))
     if earlier is not None:
         _resume(run, earlier, changes)
     console.fact("Run", str(folder))
@@ -155,8 +159,10 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
     startup_seconds = processes.broadcast(time.perf_counter() - session.started)
     console.fact("Start-up", f"{startup_seconds:.1f} s")
     if processes.is_main:
-        run.trackers = Trackers(settings.taken, folder, state.epoch, record, console.warn)
+        reporter.trackers = Trackers(settings.taken, folder, state.epoch, record, console.warn)
     record.update(startup_seconds=startup_seconds)
+    saved = checkpointer.describe_saved()
+    fit_into_memory(partial(try_learning_rates, run), settings, components, console, saved, processes)
     return run
 
 
@@ -362,38 +368,22 @@ def _get_ready(run: Run) -> StepCost:
     shared = (run.settings, components, run.console, run.checkpointer.describe_saved(), run.processes)
 
     def time_once() -> StepCost:
-        with compilation.restoring(components), warnings.catch_warnings():
+        with components.restoring(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a compiler's advice, where parts of a batch are compiled anew
-            batches = compilation.random_batches(run.config, components, run.loaders)
-            return time_steps(components, *batches, QUICK_SECONDS)
+            return time_steps(components, *random_batches(run.config, components, run.loaders), QUICK_SECONDS)
 
     components.set_training_mode(run.state.epoch)
-    cost = None if run.config.compile_model else compilation.fit_into_memory(time_once, *shared)
+    cost = None if run.config.compile_model else fit_into_memory(time_once, *shared)
     # An exception that is raised during a fork is lost; an error of the workers is raised again when the epoch begins.
     with run.signals.deferred(), contextlib.suppress(WorkerError):
         run.loaders.train.prepare(run.state.epoch, run.state.batch)
     run.signals.check()
-    components.set_training_mode(run.state.epoch)
     run.connect()
     if cost is None:
         started = time.perf_counter()
         run.console.say("Compiling the step (once; a minute or two) ...")
-        compilation.compile_components(run.settings, components, run.loaders, *shared[2:])
+        compile_components(run.settings, components, run.loaders, *shared[2:])
         if run.config.compile_model:  # it may have failed
             run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")
-        cost = compilation.fit_into_memory(time_once, *shared)
-        components.set_training_mode(run.state.epoch)
+        cost = fit_into_memory(time_once, *shared)
     return cost
-
-
-def _finish(run: Run, curves: PacedWriter) -> None:
-    """What is sent, written and drawn at the end, however the run ended."""
-    try:
-        if run.trackers is not None:
-            run.trackers.finish()
-        run.write_report(with_pictures=False)  # unless the end has written the whole of it
-    finally:
-        curves.write(is_last=True)
-        if (error := curves.error) is not None:
-            why = with_advice(error) if isinstance(error, OSError) else first_line(error)
-            run.console.warn(f"{CURVES} could not be drawn: {why}")

@@ -8,17 +8,17 @@ import torch
 from helpers.steps import make_settings, silent_console
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
-from unet_trainer.training import step_probe
+from unet_trainer.training import trials
 from unet_trainer.training.extension import CustomParts
-from unet_trainer.training.step_probe import StepProbe, measure_step
+from unet_trainer.training.trials import StepProbe, measure_step
 
 DEEP = ImageSpec(5, "uint16", (9.0,) * 5, (2.0,) * 5, 0.0, 99.0)
 
 
 @pytest.fixture(autouse=True)
 def _short_trials(monkeypatch):
-    monkeypatch.setattr(step_probe, "MIN_SECONDS", 0.0)
-    monkeypatch.setattr(step_probe, "MAX_STEPS", 2)
+    monkeypatch.setattr(trials, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(trials, "MAX_STEPS", 2)
 
 
 def config(**changes):
@@ -63,7 +63,7 @@ def test_a_step_with_a_loss_of_the_callers_own_can_be_measured():
     ("error", "cost"), [(torch.OutOfMemoryError("a reason"), TOO_LARGE), (ValueError("a reason"), None)]
 )
 def test_a_step_that_memory_does_not_hold_is_told_from_one_that_fails(error, cost, monkeypatch):
-    monkeypatch.setattr(step_probe, "build_spec", Mock(side_effect=error))
+    monkeypatch.setattr(trials, "build_spec", Mock(side_effect=error))
     measure = probe()
     assert measure(config()) == cost
     assert measure.failure.endswith("a reason")
@@ -78,8 +78,8 @@ def test_why_no_step_is_tried_is_said_once(console):
 
 
 def test_each_size_is_tried_once(monkeypatch):
-    monkeypatch.setattr(step_probe, "measure_step", Mock(return_value=StepCost(0.5, 0.01, 7)))
+    monkeypatch.setattr(trials, "measure_step", Mock(return_value=StepCost(0.5, 0.01, 7)))
     measure = probe()
     for size in (2, 2, 4):
         assert measure(config(batch_size=size)).memory == 7
-    assert step_probe.measure_step.call_count == 2
+    assert trials.measure_step.call_count == 2
