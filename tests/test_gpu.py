@@ -36,10 +36,12 @@ from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import pilots
 from unet_trainer.training.async_device import DirectLauncher, HostCopy, WaitMeter
 from unet_trainer.training.checkpoint import read_run
-from unet_trainer.training.compilation import compile_steps, connect_gradients, release_device_memory
+from unet_trainer.training.compilation import compile_steps
+from unet_trainer.training.memory import release_device_memory
 from unet_trainer.training.parallel import Job
 from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import TrainStep
+from unet_trainer.training.trials import connect_gradients, take_steps
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,6 +54,10 @@ PRECISIONS = {
     "bfloat16": {"use_amp": True},
     "float16": {"use_amp": True, "amp_dtype": "float16"},
 }
+
+
+def compile_all(components, batch, eval_batch):
+    assert compile_steps(components, lambda times: take_steps(components, batch, eval_batch, times))[0] is None
 
 
 def make_components(compiled=False, batch_size=8, side=128, floats=False, **settings):
@@ -68,7 +74,7 @@ def make_components(compiled=False, batch_size=8, side=128, floats=False, **sett
     components = tiny_components(num_batches=8, settings=resolved)
     if compiled:
         batch = make_batch(batch_size, side, floats=floats)
-        assert compile_steps(components, batch, batch)[0] is None
+        compile_all(components, batch, batch)
     components.set_training_mode(0)
     return components
 
@@ -125,7 +131,7 @@ def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, ext
             take_step(components.train_step, batch, metrics=metrics, learning_rate=1e-3)
             meter.step_ends()
             metrics.peek()
-            components.train_step.guard.poll()
+            components.train_step.guard.first_of_many_bad()
         components.eval_step.segmenter.eval()
         for batch in batches:
             components.eval_step(batch, eval_metrics)
@@ -174,7 +180,7 @@ def test_evaluation_at_native_resolution_never_waits_and_counts_what_the_cpu_cou
     step, batches = components.eval_step, [make_native_batch(seed) for seed in range(4)]
     step.num_parts = num_parts
     if compiled:
-        assert compile_steps(components, make_batch(), batches[0])[0] is None
+        compile_all(components, make_batch(), batches[0])
     step.segmenter.eval()
     step(batches[0], step.new_metrics())  # a first call makes handles and workspaces
     metrics = step.new_metrics()
@@ -240,9 +246,7 @@ def test_gradients_of_several_replays_add_up():
     for compiled in (False, True):
         components = make_components(compiled, accumulation_steps=3, use_amp=False, allow_tf32=False)
         metrics = EpochMetrics(1, components.numerics.device)
-        components.train_step.begin_group(3, 0)
-        for index in range(3):
-            components.train_step(make_batch(seed=index), metrics)
+        take_step(components.train_step, *(make_batch(seed=index) for index in range(3)), metrics=metrics)
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in components.state.segmenter.parameters()]))
     assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
 
@@ -259,14 +263,13 @@ def test_a_compiled_step_of_a_job_has_the_gradients_of_one_alone():
             step = components.train_step
             if is_connected:
                 connect_gradients(make_settings(), components, None, silent_console(), "nothing is saved", job)
-            assert compile_steps(components, make_batch(), make_batch())[0] is None
+            compile_all(components, make_batch(), make_batch())
             components.set_training_mode(0)
             for index in range(4):
-                step.begin_group(1, index)
-                step(make_batch(seed=index), EpochMetrics(1, components.numerics.device))
+                take_step(step, make_batch(seed=index), learning_rate=0.0, first_batch=index)
             gradients.append(torch.cat([parameter.grad.flatten() for parameter in step.parameters]))
         assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
-        step.disconnect()
+        step.connect(None)
     finally:
         dist.destroy_process_group()
 
@@ -399,15 +402,15 @@ def test_a_run_interrupted_within_an_epoch_goes_on_bit_for_bit_on_the_gpu(precis
     config = {**tiny_config, **PRECISIONS[precision], "device": "cuda", "encoder": "resnet18", "deterministic": True}
     config |= {"num_epochs": 3, "batch_size": 2, "accumulation_steps": 2, "ema_decay": 0.9}
     straight = train(config, run_name="straight")
-    optimizer_step, calls = TrainStep.optimizer_step, []
+    step, calls = TrainStep.__call__, []
 
-    def interrupted(self, metrics, learning_rate):
-        optimizer_step(self, metrics, learning_rate)
+    def interrupted(self, *given):
+        step(self, *given)
         calls.extend([1] * (not self.is_trial))  # not while the step is timed
         if len(calls) == 5 and not self.is_trial:  # the second of the second epoch's three steps
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(TrainStep, "optimizer_step", interrupted)
+    monkeypatch.setattr(TrainStep, "__call__", interrupted)
     with pytest.raises(Interrupted):
         train(config, run_name="broken")
     resumed = train(config, run_name="broken", resume="auto")

@@ -12,14 +12,14 @@ def spoil_input(components, batch, value):
 def spoil_loss(components, batch, value):
     """Of the next batch only."""
     step = components.train_step
-    forward = step.forward
+    criterion = step.criterion
 
-    def spoiled(images, masks, batch_masks):
-        step.forward = forward
-        loss, counts = forward(images, masks, batch_masks)
+    def spoiled(logits, masks, batch_masks):
+        step.criterion = criterion
+        loss, counts = criterion(logits, masks, batch_masks)
         return loss * value, counts
 
-    step.forward = spoiled
+    step.criterion = spoiled
     return batch
 
 

@@ -199,6 +199,7 @@ def test_other_parameters_are_averaged_once_the_encoder_is_trained_and_trying_ch
     components = small_components(freeze_encoder_epochs=1)
     step, settings = components.train_step, make_settings()
     for epoch, num_trained in ((0, 6), (1, 10)):
+        components.state.epoch, components.state.history = epoch, [{}] * epoch
         components.set_training_mode(epoch)
         before = {name: tensor.clone() for name, tensor in components.state.segmenter.state_dict().items()}
         assert not step.is_connected()

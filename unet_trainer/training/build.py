@@ -116,15 +116,15 @@ class Components:
     @contextlib.contextmanager
     def restoring(self) -> Iterator[None]:
         """Steps taken inside change nothing of the state."""
-        groups = self.state.optimizer.param_groups
-        options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        optimizer = self.state.optimizer
+        options = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
         saved = HostCopy(self.state.state_dict()).content()
         try:
             yield
         finally:
             self.state.load_state_dict(saved)
             self.train_step.abandon()
-            for group, values in zip(groups, options, strict=True):
+            for group, values in zip(optimizer.param_groups, options, strict=True):
                 group.update(values)  # the learning rate
             self.set_training_mode(self.state.epoch)
 
