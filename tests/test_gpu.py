@@ -33,7 +33,7 @@ from unet_trainer.model.segmenter import network_weights
 from unet_trainer.runs.record import read_run_summary
 from unet_trainer.system.launch import Launch
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training import pilots
+from unet_trainer.training import pilots, trials
 from unet_trainer.training.async_device import DirectLauncher, HostCopy, WaitMeter
 from unet_trainer.training.checkpoint import read_run
 from unet_trainer.training.compilation import compile_steps
@@ -41,7 +41,7 @@ from unet_trainer.training.memory import release_device_memory
 from unet_trainer.training.parallel import Job
 from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import TrainStep
-from unet_trainer.training.trials import connect_gradients, take_steps
+from unet_trainer.training.trials import connect_gradients
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,7 +57,7 @@ PRECISIONS = {
 
 
 def compile_all(components, batch, eval_batch):
-    assert compile_steps(components, lambda times: take_steps(components, batch, eval_batch, times))[0] is None
+    assert compile_steps(components, lambda times: trials.take_steps(components, batch, eval_batch, times))[0] is None
 
 
 def make_components(compiled=False, batch_size=8, side=128, floats=False, **settings):
