@@ -33,12 +33,10 @@ from unet_trainer.runs.folder import BEST, check_init_from
 from unet_trainer.system.console import EXIT_DONE, EXIT_TRAINING_FAILED
 from unet_trainer.system.signals import Interrupted, Signals, exit_process
 from unet_trainer.training.early_checks import check_before_imports
-from unet_trainer.training.extension import Callback, CustomParts, collect_callbacks
+from unet_trainer.training.extension import split_keywords
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
-    from unet_trainer.config.overrides import Overrides
-    from unet_trainer.data.formats.given import Pairs
-    from unet_trainer.model.custom import CustomLoss, CustomModel
+    from unet_trainer.config.overrides import Keywords
     from unet_trainer.runs.tables import Row
     from unet_trainer.training.evaluation import Evaluation
     from unet_trainer.training.extension import TrainResult
@@ -61,14 +59,13 @@ CONFIG: dict[str, Any] = {
 
 def train_epochs(
     config: Config | Mapping[str, Any] | str | Path | None,
-    custom: CustomParts,
-    overrides: Mapping[str, Any],
+    keywords: Mapping[str, Any],
     is_followed: bool = False,
     started: float | None = None,
 ) -> Generator[Row, None, TrainResult]:
     """The result; the rows of the epochs if it `is_followed`. `started`: when the command was given, if before now."""
     started = time.perf_counter() if started is None else started
-    overrides = {**overrides, **custom.loss_setting}
+    custom, overrides = split_keywords(keywords)
     if config is None and custom.model is None and custom.train_data is None:  # the demo's settings do not fit these
         config, overrides = script_config(overrides), {}
     config = custom.complete(load_config(CONFIG if config is None else config, overrides))
@@ -100,15 +97,18 @@ def train_epochs(
 
 
 def epochs(run: Run, is_followed: bool) -> Generator[Row, None, None]:
-    """Train, validate, save, and hand out the row; until the epochs are done, patience runs out or a callback asks."""
-    from unet_trainer.training.memory import OutOfMemory, in_memory
+    """Train, validate, save, hand out the row; until the epochs are done, patience runs out or a callback asks."""
+    from unet_trainer.training.memory import OutOfMemory, can_shrink, in_memory
     from unet_trainer.training.recovery import shrink_batches
     from unet_trainer.training.schedule import fit_into_budget
 
     while not run.is_finished():
         done = in_memory(lambda: train_one_epoch(run))
         if isinstance(done, OutOfMemory):
-            shrink_batches(run, done.reason)  # goes on from the last whole state; raises where it may not
+            if not (can_shrink(run.config) and run.processes.is_alone):
+                raise MemoryError(done.reason)
+            shrink_batches(run, done.reason)  # smaller parts of a batch, from the last whole state on
+            run.checkpointer.save_state()
             continue
         row, found = done
         improved = run.judge(row, found.scores)  # the state is final from here on
@@ -189,17 +189,11 @@ def script_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
 def train(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     on_epoch: Callable[[Row], object] | None = None,
-    *,
-    loss: CustomLoss | Mapping[str, float] | str | None = None,
-    model: CustomModel | None = None,
-    train_data: Pairs | None = None,
-    val_data: Pairs | None = None,
-    callbacks: Sequence[Callback] = (),
-    **overrides: Unpack[Overrides],
+    **keywords: Unpack[Keywords],
 ) -> TrainResult:
-    """Train by a config (a dict, a path to a YAML file or a Config; CONFIG when left out) plus overrides.
+    """Train by a config (a dict, a path to a YAML file or a Config; CONFIG when left out) plus settings as keywords.
 
-    `on_epoch` is called with the row of each epoch once it is saved; True ends the run. Custom parts
+    `on_epoch` is called with the row of each epoch once it is saved; True ends the run. Other keywords
     (docs/extending.md):
     `loss`: logits of every class id, N,K,H,W, and masks of ids, N,H,W, 255 where ignored → scalar.
     `model`: a torch.nn.Module, or a function from a SegmenterSpec to one: images N,C,H,W → logits N,num_classes,H,W.
@@ -210,8 +204,16 @@ def train(
     Raises UserError for what the user can fix, TrainingFailed when training cannot continue, and Interrupted
     (a KeyboardInterrupt) after SIGINT or SIGTERM, with the state saved.
     """
-    custom = CustomParts(loss, model, train_data, val_data, collect_callbacks(callbacks, on_epoch))
-    return finish(train_epochs(config, custom, overrides))
+    return finish(train_epochs(config, {**keywords, "on_epoch": on_epoch}))
+
+
+def follow(
+    config: Config | Mapping[str, Any] | str | Path | None = None, **keywords: Unpack[Keywords]
+) -> Generator[Row, None, TrainResult]:
+    """Train as `train` and yield a row after each epoch: `for row in follow(config): ...`.
+
+    Leaving the loop cancels the run; its state is saved."""
+    return (yield from train_epochs(config, keywords, is_followed=True))
 
 
 def finish(epochs: Generator[Row, None, TrainResult]) -> TrainResult:
@@ -222,26 +224,9 @@ def finish(epochs: Generator[Row, None, TrainResult]) -> TrainResult:
             return end.value
 
 
-def follow(
-    config: Config | Mapping[str, Any] | str | Path | None = None,
-    *,
-    loss: CustomLoss | Mapping[str, float] | str | None = None,
-    model: CustomModel | None = None,
-    train_data: Pairs | None = None,
-    val_data: Pairs | None = None,
-    callbacks: Sequence[Callback] = (),
-    **overrides: Unpack[Overrides],
-) -> Generator[Row, None, TrainResult]:
-    """Train and yield a row after each epoch: `for row in follow(config): ...`.
-
-    Leaving the loop cancels the run; its state is saved."""
-    custom = CustomParts(loss, model, train_data, val_data, collect_callbacks(callbacks))
-    return (yield from train_epochs(config, custom, overrides, is_followed=True))
-
-
 def train_by_command(config: Config, started: float) -> TrainResult:
     """`started`: before the config was read, which may import torch: seconds of a time budget."""
-    return finish(train_epochs(config, CustomParts(), {}, started=started))
+    return finish(train_epochs(config, {}, started=started))
 
 
 @exit_codes

@@ -113,5 +113,44 @@ def test_no_test_file_imports_another():
         assert not re.search(r"^\s*(from|import) (test_|conftest)", text, re.MULTILINE), path
 
 
+def test_what_ends_a_run_saves_it_or_judges_an_epoch_is_called_in_the_script_alone():
+    """Checkpoint and Run define it."""
+    names = {"check_signals", "judge", "save_state", "save_if_due", "save_epoch", "save_on_failure"}
+    for module, path in MODULES.items():
+        calls = [
+            node.func.attr
+            for node in ast.walk(parse(path))
+            if isinstance(node, ast.Call) and hasattr(node.func, "attr")
+        ]
+        of_others = (
+            [] if module in ("unet_trainer.training.checkpoint", "unet_trainer.training.run") else names & {*calls}
+        )
+        assert not of_others, module
+    script = [
+        node.func.attr
+        for node in ast.walk(parse(ROOT / "train_unet.py"))
+        if isinstance(node, ast.Call) and hasattr(node.func, "attr")
+    ]
+    assert names <= {*script}
+
+
+def test_no_handler_of_an_error_continues_a_loop_of_the_script():
+    for node in ast.walk(parse(ROOT / "train_unet.py")):
+        inside = ast.walk(node) if isinstance(node, ast.ExceptHandler) else ()
+        assert not any(isinstance(each, ast.Continue) for each in inside)
+
+
+def test_a_step_is_one_function_of_forty_lines():
+    (step,) = (
+        node
+        for node in ast.walk(parse(MODULES["unet_trainer.training.step"]))
+        if isinstance(node, ast.FunctionDef) and node.name == "__call__"
+    )
+    assert step.end_lineno - step.lineno < 40
+    text = ast.unparse(step)
+    words = "autocast", "self.model(", "criterion", "backward", "clip", "optimizer.step", "ema.update"
+    assert sorted(words, key=text.index) == [*words]
+
+
 def test_the_script_is_short_enough_to_be_read_in_one_sitting():
     assert len((ROOT / "train_unet.py").read_text(encoding="utf-8").splitlines()) <= 260

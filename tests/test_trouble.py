@@ -96,8 +96,8 @@ def test_a_short_run_whose_steps_were_all_skipped_fails_though_its_losses_are_fi
     tiny_config, run_dir, monkeypatch, capsys
 ):
     """Gradients that are not finite; or, in a torchrun job, losses of another process. It has fewer steps than what rolls back."""
-    judge = FiniteGuard.judge
-    monkeypatch.setattr(FiniteGuard, "judge", lambda self, norm, *given: judge(self, norm * math.nan, *given))
+    judge = FiniteGuard.decide
+    monkeypatch.setattr(FiniteGuard, "decide", lambda self, norm, *given: judge(self, norm * math.nan, *given))
     assert main(words({**tiny_config, "run_name": "run"})) == 3
     assert "no step of the epoch was finite from step 1 on" in capsys.readouterr().err
     assert json.loads((run_dir / "run.json").read_text())["result"] == {}

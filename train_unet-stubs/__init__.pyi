@@ -6,36 +6,20 @@ from typing import Any, Unpack
 
 from unet_trainer.config.errors import TrainingFailed as TrainingFailed
 from unet_trainer.config.errors import UserError as UserError
-from unet_trainer.config.overrides import Overrides
+from unet_trainer.config.overrides import Keywords
 from unet_trainer.config.schema import Config
-from unet_trainer.data.converted import Pairs
-from unet_trainer.model.custom import CustomLoss, CustomModel
 from unet_trainer.runs.tables import Row
 from unet_trainer.system.signals import Interrupted as Interrupted
-from unet_trainer.training.extension import Callback
-from unet_trainer.training.result import TrainResult
+from unet_trainer.training.extension import TrainResult
 
 CONFIG: dict[str, Any]
 
 def train(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     on_epoch: Callable[[Row], object] | None = None,
-    *,
-    loss: CustomLoss | Mapping[str, float] | str | None = None,
-    model: CustomModel | None = None,
-    train_data: Pairs | None = None,
-    val_data: Pairs | None = None,
-    callbacks: Sequence[Callback] = (),
-    **overrides: Unpack[Overrides],
+    **keywords: Unpack[Keywords],
 ) -> TrainResult: ...
 def follow(
-    config: Config | Mapping[str, Any] | str | Path | None = None,
-    *,
-    loss: CustomLoss | Mapping[str, float] | str | None = None,
-    model: CustomModel | None = None,
-    train_data: Pairs | None = None,
-    val_data: Pairs | None = None,
-    callbacks: Sequence[Callback] = (),
-    **overrides: Unpack[Overrides],
+    config: Config | Mapping[str, Any] | str | Path | None = None, **keywords: Unpack[Keywords]
 ) -> Generator[Row, None, TrainResult]: ...
 def main(arguments: Sequence[str] | None = None) -> int: ...

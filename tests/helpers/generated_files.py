@@ -8,14 +8,23 @@ from unet_trainer.config.schema import FIELDS, THEMES, Config, adapter, as_dict,
 
 DEFAULT_HEADER = "python train_unet.py configs/default.yaml data_dir=data/mine\nEvery key with its default."
 KEYS_MARK = "<!-- keys: written from the code by tests/helpers/generated_files.py -->\n"
-OVERRIDES_START = '''"""The keywords of `train` and `follow` that are settings, for editors and type checkers. Written by
+OVERRIDES_START = '''"""The keywords of `train` and `follow`, for editors and type checkers. Written by
 tests/helpers/generated_files.py."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
-class Overrides(TypedDict, total=False):
+from unet_trainer.data.formats.given import Pairs
+from unet_trainer.model.custom import CustomLoss, CustomModel
+from unet_trainer.training.extension import Callback
+
+class Keywords(TypedDict, total=False):
+    loss: CustomLoss | Mapping[str, float] | str | None
+    model: CustomModel | None
+    train_data: Pairs | None
+    val_data: Pairs | None
+    callbacks: Sequence[Callback]
     # fmt: off
 '''
 
@@ -37,8 +46,7 @@ def page_of_keys():
 
 
 def overrides():
-    """The keys as keywords. Lists and paths may be written where a Config has tuples and text; loss, which may be a
-    function too, is a keyword of its own."""
+    """The keys as keywords. Lists and paths may be written where a Config has tuples and text."""
     return OVERRIDES_START + "".join(
         f"    {key}: {typed(adapter(key).json_schema())}\n" for key in FIELDS if key != "loss"
     )

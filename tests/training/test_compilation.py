@@ -18,7 +18,7 @@ from helpers.steps import (
     weights,
 )
 from unet_trainer.training.compilation import compile_steps
-from unet_trainer.training.memory import can_shrink, is_out_of_memory, shrink
+from unet_trainer.training.memory import is_out_of_memory, shrink
 from unet_trainer.training.trials import take_steps
 
 BATCH = make_batch(2, side=32)
@@ -120,6 +120,6 @@ def test_every_form_of_it_is_recognised(error, is_one):
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4), (4, 6)])
 def test_parts_double_until_each_is_one_image(before, after):
     settings, components = make_settings(batch_size=6, on_oom="shrink", batch_parts=before), small_components()
-    shrink(settings, components, "why", silent_console(), "nothing was begun", can_shrink(settings.taken))
+    shrink(settings, components, "why", silent_console())
     assert components.train_step.num_parts == settings.taken.batch_parts == after
     assert settings["batch_parts"].reason == "memory ran out (on_oom: shrink)"

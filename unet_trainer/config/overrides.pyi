@@ -1,11 +1,20 @@
-"""The keywords of `train` and `follow` that are settings, for editors and type checkers. Written by
+"""The keywords of `train` and `follow`, for editors and type checkers. Written by
 tests/helpers/generated_files.py."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
-class Overrides(TypedDict, total=False):
+from unet_trainer.data.formats.given import Pairs
+from unet_trainer.model.custom import CustomLoss, CustomModel
+from unet_trainer.training.extension import Callback
+
+class Keywords(TypedDict, total=False):
+    loss: CustomLoss | Mapping[str, float] | str | None
+    model: CustomModel | None
+    train_data: Pairs | None
+    val_data: Pairs | None
+    callbacks: Sequence[Callback]
     # fmt: off
     data_dir: str | PathLike[str]
     image_dir: str | PathLike[str] | None

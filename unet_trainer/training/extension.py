@@ -113,3 +113,13 @@ class CustomParts(NamedTuple):
 
 
 NO_PARTS = CustomParts()
+
+
+def split_keywords(keywords: Mapping[str, Any]) -> tuple[CustomParts, dict[str, Any]]:
+    """What `train` was given: parts of the caller's own, and settings."""
+    settings = dict(keywords)
+    loss = settings.pop("loss", None)
+    callbacks = collect_callbacks(settings.pop("callbacks", ()), settings.pop("on_epoch", None))
+    model, train_data, val_data = (settings.pop(name, None) for name in ("model", "train_data", "val_data"))
+    custom = CustomParts(loss, model, train_data, val_data, callbacks)
+    return custom, settings | custom.loss_setting

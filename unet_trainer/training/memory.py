@@ -74,13 +74,22 @@ def peak_memory_gib(device: torch.device) -> tuple[float, float]:
     return torch.cuda.max_memory_allocated(device) / 2**30, torch.cuda.max_memory_reserved(device) / 2**30
 
 
-def out_of_memory_message(reason: str, device: torch.device) -> str:
+def describe(reason: str, device: torch.device) -> str:
     if device.type != "cuda":
         return f"out of memory ({reason})"
     peak, _ = peak_memory_gib(device)
     there_is = torch.cuda.get_device_properties(device).total_memory / 2**30
     said = "" if reason.startswith("CUDA out of memory") else f" ({reason})"
     return f"out of memory on {device}{said}: {peak:.1f} GiB were in use at the peak, {there_is:.1f} GiB are there"
+
+
+def out_of_memory_message(config: ResolvedConfig, reason: str, device: torch.device) -> str:
+    """With what to try."""
+    smaller = f"batch_size={max(1, config.batch_size // 2)} accumulation_steps={2 * config.accumulation_steps}"
+    other = f"batch_parts={2 * config.batch_parts}" if can_shrink(config) else "a smaller encoder"
+    ideas = [smaller, "on_oom=shrink" if config.on_oom == "stop" else other]
+    ideas.append("a smaller image_size" if config.use_amp else "use_amp=true")
+    return f"{describe(reason, device)}. Try {', or '.join(ideas)}"
 
 
 def release_device_memory(device: torch.device, is_compiled: bool) -> None:
@@ -100,27 +109,17 @@ def can_shrink(config: ResolvedConfig) -> bool:
     return config.on_oom == "shrink" and config.batch_parts < config.batch_size
 
 
-def shrink(
-    settings: Settings, components: Components, reason: str, console: Console, saved: str, can_go_on: bool
-) -> None:
-    """After memory ran out: doubles batch_parts if it `can_go_on`, or raises TrainingFailed. `saved` says what there is
-    to go on from."""
+def shrink(settings: Settings, components: Components, reason: str, console: Console) -> None:
+    """Doubles batch_parts."""
     config, device = settings.taken, components.numerics.device
-    message = out_of_memory_message(reason, device)
-    if not can_go_on:
-        smaller = f"batch_size={max(1, config.batch_size // 2)} accumulation_steps={2 * config.accumulation_steps}"
-        other = f"batch_parts={2 * config.batch_parts}" if can_shrink(config) else "a smaller encoder"
-        ideas = [smaller, "on_oom=shrink" if config.on_oom == "stop" else other]
-        ideas.append("a smaller image_size" if config.use_amp else "use_amp=true")
-        raise TrainingFailed(f"{message}. Try {', or '.join(ideas)}; {saved}")
     num_parts = min(2 * config.batch_parts, config.batch_size)
     # Means over pixels are exact, statistics and overlaps are those of a part.
     overlaps = [name for name in config.loss if name not in PIXEL_MEANS]
     what = " and ".join(["batch norm statistics", *([", ".join(overlaps)] if overlaps else [])])
     console.warn(
-        f"{message}. From here on a batch of {config.batch_size} goes through the model in {num_parts} parts "
-        f"(batch_parts): {what} are computed over {counted(-(-config.batch_size // num_parts), 'image')} at a time, "
-        "all else over the whole batch"
+        f"{describe(reason, device)}. From here on a batch of {config.batch_size} goes through the model in "
+        f"{num_parts} parts (batch_parts): {what} are computed over "
+        f"{counted(-(-config.batch_size // num_parts), 'image')} at a time, all else over the whole batch"
     )
     settings.change("memory ran out (on_oom: shrink)", batch_parts=num_parts)
     components.set_num_parts(num_parts)
@@ -136,7 +135,7 @@ def fit_into_memory(
     processes: Job = ALONE,
 ) -> Result:
     """What the attempt returns; repeats it with smaller parts of a batch while memory runs out, of any process, and
-    on_oom allows it."""
+    on_oom allows it. `saved`: what there is to go on from."""
     while True:
         with components.unsynchronized():
             result = in_memory(attempt)
@@ -145,4 +144,7 @@ def fit_into_memory(
         if reason is None:
             assert not isinstance(result, OutOfMemory)
             return result
-        shrink(settings, components, reason, console, saved, can_shrink(settings.taken))
+        if not can_shrink(settings.taken):
+            device = components.numerics.device
+            raise TrainingFailed(f"{out_of_memory_message(settings.taken, reason, device)}; {saved}")
+        shrink(settings, components, reason, console)

@@ -88,7 +88,6 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool
         for number in range(num_steps):
             if number == first_judged:
                 metrics.reset()
-            run.check_signals()
             warm_up = min(1.0, (number + 1) / num_warmup)
             step(Group(itertools.islice(batches, size), size, 0), _peak(run, rate) * warm_up, metrics)
             bar.tick(size)

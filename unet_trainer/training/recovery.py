@@ -18,26 +18,21 @@ from unet_trainer.model.metrics import resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.memory import OutOfMemory, can_shrink, in_memory, shrink
+from unet_trainer.training.memory import OutOfMemory, in_memory, out_of_memory_message, shrink
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
 
 
 def shrink_batches(run: Run, reason: str) -> None:
-    """After memory ran out: smaller parts of a batch from the last whole state on, if on_oom allows it; else the state
-    is saved and TrainingFailed raised. In a job, smaller parts are tried before the first epoch alone, by all processes
-    together."""
-    components, checkpointer = run.components, run.checkpointer
-    is_whole, can_go_on = components.train_step.is_whole, can_shrink(run.config) and run.processes.is_alone
-    if not can_go_on and run.processes.is_alone:
-        checkpointer.save_on_failure(is_whole)
-    shrink(run.settings, components, reason, run.console, checkpointer.describe_saved(), can_go_on)
+    """After memory ran out: smaller parts of a batch, from the last whole state on. In a job they are tried before the
+    first epoch alone, by all processes together."""
+    components, is_whole = run.components, run.components.train_step.is_whole
+    shrink(run.settings, components, reason, run.console)
     if not is_whole:
-        checkpointer.restore_last()
+        run.checkpointer.restore_last()
         components.train_step.abandon()
     run.reporter.record.add("shrink", reason, run.state.epoch, run.state.batch)
     run.console.note(f"going on from {describe_position(components.state)}")
-    checkpointer.save_state()
 
 
 def explained(run: Run, error: BaseException, cause: str) -> BaseException:
@@ -48,6 +43,9 @@ def explained(run: Run, error: BaseException, cause: str) -> BaseException:
     if isinstance(error, NonFinite):
         also = ", use_amp=false" if run.config.use_amp else ""
         return TrainingFailed(f"{cause}. Try a lower learning_rate, grad_clip=1.0{also}; {saved}")
+    if isinstance(error, MemoryError):
+        reason = str(error) or "MemoryError"
+        return TrainingFailed(f"{out_of_memory_message(run.config, reason, run.components.numerics.device)}; {saved}")
     if isinstance(error, WorkerError):
         ideas = "Try fewer num_workers, or num_workers=0" if run.config.num_workers else "See whether the disk is there"
         return TrainingFailed(f"{error}. {ideas}; {saved}")

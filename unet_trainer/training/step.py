@@ -118,7 +118,7 @@ class TrainStep:
             norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
             if self.grad_clip is not None:
                 torch.nn.utils.clip_grads_with_norm_(self.parameters, self.grad_clip, norm, foreach=True)
-            is_good = self.guard.judge(norm, self.scaler.scale(self.one), metrics)
+            is_good = self.guard.decide(norm, self.scaler.scale(self.one), metrics)
             # What GradScaler.step does, with a judgement that covers losses and buffers as well as gradients.
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]
             self.optimizer.found_inf = (~is_good).float()  # type: ignore[attr-defined] # a bad step changes nothing
@@ -256,7 +256,7 @@ class FiniteGuard:
         floats = [values for values in self._current() if values.is_floating_point()]
         return torch.stack([torch.ones_like(self.losses_are_finite), *map(all_finite, floats)]).all()
 
-    def judge(self, gradient_norm: torch.Tensor, loss_scale: torch.Tensor, metrics: EpochMetrics) -> torch.Tensor:
+    def decide(self, gradient_norm: torch.Tensor, loss_scale: torch.Tensor, metrics: EpochMetrics) -> torch.Tensor:
         """Whether the step is good; restores the buffers and counts it if it is not. Gradients that overflow float16
         are no NaN while the loss scale can still fall."""
         is_good, current = self.losses_are_finite & all_finite(gradient_norm), self._current()
