@@ -270,6 +270,5 @@ def test_another_number_of_processes_goes_on_at_the_same_sample_or_begins_the_ep
     said = console.stream.getvalue()
     assert f" → {now}. The effective batch is {2 * now} instead of {2 * before}; learning_rate stays" in said
     assert f"changed since then: {counted(before, 'process', 'processes')} → " in said
-    assert "The order of the samples stays that of the seed" in said
     begins_anew = "epoch 1 begins anew: its 6 samples so far end within a step of today's size"
     assert (begins_anew in said) is (now == 2)

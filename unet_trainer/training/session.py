@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from functools import cached_property
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -30,16 +29,14 @@ class Session:
         self.started = time.perf_counter() if started is None else started
         self.launch = read_launch()
         self.console = Console() if self.launch.is_main else silent_console()
-        self.record = RunRecord()
+        self.record, self.signals, self.lock = RunRecord(), Signals(), FolderLock()
         if self.launch.is_main:
             self.console.on_message = self.record.add
-        self.signals = Signals()
-        self.lock = FolderLock()
-        parts = self._parts = contextlib.ExitStack()
+        parts, exits = contextlib.ExitStack(), contextlib.ExitStack()
         self.on_exit = parts.callback  # calls a function when the run ends, however it ends; the last one first
         self.close_parts = parts.close  # does so before the run says its result
-        self._exits = contextlib.ExitStack()
-        self.on_end = self._exits.callback  # calls a function when the session ends
+        self.on_end = exits.callback  # calls a function when the session ends
+        self._parts, self._exits = parts, exits
 
     def __enter__(self) -> Session:
         self.on_end(self.console.close_log)
@@ -73,23 +70,17 @@ class Session:
 
     def _as_sentence(self, error: BaseException) -> TrainingFailed | UserError:
         """An error of the machine (permission, limits, a failing disk), whose traceback would help nobody."""
-        text, folder = sentence(error), self._folder
-        if folder is None:
-            return UserError(text)
+        if self.console.log is None:  # the run has no folder yet
+            return UserError(sentence(error))
+        folder = self.console.log.parent
         saved = f"to go on: {resume_command(folder)}" if has_checkpoint(folder) else "nothing is saved"
-        return TrainingFailed(f"{text}; {saved}")
-
-    @property
-    def _folder(self) -> Path | None:
-        """Of the run, once it has begun."""
-        return None if self.console.log is None else self.console.log.parent
+        return TrainingFailed(f"{sentence(error)}; {saved}")
 
     def _log_end(self, error: BaseException | None) -> None:
         """What ended the run, for its log; `report` has recorded the end of one that came to it."""
-        was_finished = self.record.content.last_end is not None
         if isinstance(error, KeyboardInterrupt | GeneratorExit):  # GeneratorExit: who follows the run has left the loop
+            self._say_interrupted(error)
             self.record.end("interrupted", str(error) or "cancelled")
-            self._say_interrupted(error, was_finished)
         elif isinstance(error, Exception):
             # Whoever catches an error that was foreseen shows it; the traceback of a bug goes to the terminal.
             is_foreseen = isinstance(error, TrainingFailed | UserError)
@@ -98,11 +89,13 @@ class Session:
             self.record.end("failed", text)
         self.record.save()
 
-    def _say_interrupted(self, error: KeyboardInterrupt | GeneratorExit, was_finished: bool) -> None:
-        folder, start = self._folder, "Interrupted" if isinstance(error, KeyboardInterrupt) else "Cancelled"
+    def _say_interrupted(self, error: KeyboardInterrupt | GeneratorExit) -> None:
+        start, folder = "Interrupted", None if self.console.log is None else self.console.log.parent
         if isinstance(error, Interrupted):
             start, error.is_told = f"Interrupted by {error}", True
-        if was_finished:
+        elif isinstance(error, GeneratorExit):
+            start = "Cancelled"
+        if self.record.content.last_end is not None:
             self.console.say(f"{start}. The run is finished; python train_unet.py report {folder} makes its report")
         elif folder is not None and has_checkpoint(folder):
             self.console.say(f"{start}. To go on where the state was saved: {resume_command(folder)}")
