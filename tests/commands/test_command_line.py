@@ -54,8 +54,9 @@ def runs(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "last.pt").touch()
-        (folder / "config.yaml").write_text(f"# Settings of this run.\nrun_name: {name}\nbatch_size: 3\n")
-        (folder / "split.csv").touch()
+        (folder / "config.yaml").write_text(f"run_name: {name}\nbatch_size: 3\n")
+        for file in ("split.csv", "run.json"):
+            (folder / file).touch()
         written = time.time() - age
         os.utime(folder / "last.pt", (written, written))
     return tmp_path

@@ -349,10 +349,10 @@ def test_images_are_normalised_as_the_model_knows_them_where_they_are_of_its_kin
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("nowhere", "there is no run or file nowhere; need a run, a .pt, .pth or .safetensors file, or a folder with "),
-        ("images", "images holds no best.pt, last.pt or model.safetensors; need a run, "),
+        ("nowhere", "there is no model in nowhere; need a run, a .pt, .pth or .safetensors file, or a folder with "),
+        ("images", "there is no model in images; need a run, "),
         ("a/model.onnx", "a/model.onnx is an export for other programs; name its run"),
-        ("x" * 300, "there is no run or file xxx"),
+        ("x" * 300, "there is no model in xxx"),
     ],
 )
 def test_a_model_that_is_not_there_is_told_before_anything_else(name, problem, tmp_path, monkeypatch, capsys):

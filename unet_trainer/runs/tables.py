@@ -25,7 +25,7 @@ COUNTS = ("hit_pixels", "truth_pixels", "predicted_pixels")
 
 
 def column(rows: Sequence[Row], name: str) -> list[float]:
-    """The values of a column, without the rows that do not have it."""
+    """Without the rows that do not have it."""
     return [float(row[name]) for row in rows if name in row]
 
 
@@ -91,20 +91,20 @@ def image_score(image: str, mask: str, counts: Sequence[Sequence[int]], class_na
     return ImageScore(image, mask, classes, num_counted - num_right, num_counted)
 
 
-def worst_first(scores: Sequence[ImageScore]) -> list[ImageScore]:
-    return sorted(scores, key=lambda score: badness(score.iou, score.wrong_pixels, score.counted_pixels, score.image))
-
-
 def badness(iou: float | None, wrong_pixels: int, counted_pixels: int, name: str) -> tuple[float, float, str]:
     """Sorts images from the worst on: by IoU, then by the share of wrong pixels; images without an IoU come last."""
     return (NO_IOU if iou is None else iou, -wrong_pixels / max(1, counted_pixels), name)
+
+
+def worst_first(scores: Sequence[ImageScore]) -> list[ImageScore]:
+    return sorted(scores, key=lambda score: badness(score.iou, score.wrong_pixels, score.counted_pixels, score.image))
 
 
 def val_scores_text(scores: Sequence[ImageScore]) -> str:
     """The table. With several classes: their mean, then each class."""
     names = list(scores[0].classes) if scores else []
     several = len(names) > 1
-    header = ["image", "mask", *(f"{'mean_' if several else ''}{score}" for score in ("iou", "dice"))]
+    header = ["image", "mask", *(["mean_iou", "mean_dice"] if several else ["iou", "dice"])]
     for name in names:
         header += [f"iou {name}", *(f"{count} {name}" for count in COUNTS)] if several else COUNTS
     lines = [csv_line([*header, "wrong_pixels", "counted_pixels"])]
@@ -134,9 +134,9 @@ def read_val_scores(path: Path, class_names: Sequence[str] = ()) -> list[ImageSc
 def _read_row(row: dict[str, str], class_names: Sequence[str]) -> ImageScore:
     classes = {}
     for suffix in [column.removeprefix(COUNTS[0]) for column in row if column.startswith(COUNTS[0])]:
-        name = suffix[1:] if suffix else class_names[0] if class_names else "foreground"
-        classes[name] = ClassCounts(*(_count(row[f"{count}{suffix}"]) for count in COUNTS))
-        if classes[name].hits > min(classes[name].truth, classes[name].predicted):
+        name = suffix[1:] if suffix else [*class_names, "foreground"][0]
+        classes[name] = found = ClassCounts(*(_count(row[f"{count}{suffix}"]) for count in COUNTS))
+        if found.hits > min(found.truth, found.predicted):
             raise ValueError(f"{row['image']!r:.60}: more pixels are right than there are")
     if not classes:
         raise ValueError("no class has counts of pixels")
