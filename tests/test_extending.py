@@ -49,7 +49,7 @@ def test_a_run_with_parts_of_its_own_resumes_to_the_same_bits(config, capsys):
     for row in follow(config, **parts):
         if row["epoch"] == 1:
             break
-    expected = "Cancelled. To go on where the state was saved: train(..., loss=..., model=..., resume='"
+    expected = "Cancelled; to go on where the state was saved: train(..., loss=..., model=..., resume='"
     assert expected in capsys.readouterr().out
     for missing, setting in (("loss", {"loss": {"own": 1}}), ("model", {"architecture": "own"})):
         given = {name: part for name, part in parts.items() if name != missing}

@@ -322,7 +322,8 @@ def test_a_file_that_cannot_be_written_ends_the_run_and_no_state_refers_to_it(ch
     monkeypatch.setattr(checkpoint, "write_checkpoint", refuse_best)
     save_epoch(checkpointer, 1, is_best=True)
     with pytest.raises(
-        TrainingFailed, match=r"could not be written \(No space left .*; make room\); the last save is "
+        TrainingFailed,
+        match=r"could not be written \(No space left .*; make room\); to go on where the state was saved: ",
     ):
         checkpointer.finish()
     assert what_is_saved(tmp_path) == (0, False)

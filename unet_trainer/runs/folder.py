@@ -90,6 +90,13 @@ def has_checkpoint(folder: Path) -> bool:
         raise CheckpointError(f"{folder} cannot be read ({with_advice(error)})") from None
 
 
+def describe_saved(folder: Path | None) -> str:
+    """What there is to go on from. None: the run has no folder yet."""
+    if folder is None or not has_checkpoint(folder):
+        return "nothing is saved"
+    return f"to go on where the state was saved: {resume_command(folder)}"
+
+
 def find_run(name: str, checkpoint_dir: Path) -> Path:
     """What there is to go on from: the folder of a run, by its name or path, or a .pt file."""
     candidates = (Path(name), checkpoint_dir / name)

@@ -201,11 +201,7 @@ class Checkpointer:
         return HostCopy({**about, **content})
 
     def describe_saved(self) -> str:
-        """What there is to go on from."""
-        for name in run_folder.STATES:
-            if (self.folder / name).is_file():
-                return f"the last save is {self.folder / name}; to go on: {resume_command(self.folder)}"
-        return "there is no state to go on from"
+        return run_folder.describe_saved(self.folder)
 
     def write_config(self) -> None:
         """What the run is trained with, to repeat it or to go on with it."""

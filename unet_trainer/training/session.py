@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from unet_trainer.config.errors import TrainingFailed, UserError
-from unet_trainer.runs.folder import has_checkpoint, resume_command
+from unet_trainer.runs.folder import describe_saved
 from unet_trainer.runs.record import RunRecord
 from unet_trainer.system.console import Console, first_line, silent_console
 from unet_trainer.system.launch import read_launch
@@ -72,9 +72,7 @@ class Session:
         """An error of the machine (permission, limits, a failing disk), whose traceback would help nobody."""
         if self.console.log is None:  # the run has no folder yet
             return UserError(sentence(error))
-        folder = self.console.log.parent
-        saved = f"to go on: {resume_command(folder)}" if has_checkpoint(folder) else "nothing is saved"
-        return TrainingFailed(f"{sentence(error)}; {saved}")
+        return TrainingFailed(f"{sentence(error)}; {describe_saved(self.console.log.parent)}")
 
     def _log_end(self, error: BaseException | None) -> None:
         """What ended the run, for its log; `report` has recorded the end of one that came to it."""
@@ -90,14 +88,11 @@ class Session:
         self.record.save()
 
     def _say_interrupted(self, error: KeyboardInterrupt | GeneratorExit) -> None:
-        start, folder = "Interrupted", None if self.console.log is None else self.console.log.parent
+        what = "Interrupted" if isinstance(error, KeyboardInterrupt) else "Cancelled"
         if isinstance(error, Interrupted):
-            start, error.is_told = f"Interrupted by {error}", True
-        elif isinstance(error, GeneratorExit):
-            start = "Cancelled"
+            what, error.is_told = f"Interrupted by {error}", True
+        folder = None if self.console.log is None else self.console.log.parent
+        saved = describe_saved(folder)
         if self.record.content.last_end is not None:
-            self.console.say(f"{start}. The run is finished; python train_unet.py report {folder} makes its report")
-        elif folder is not None and has_checkpoint(folder):
-            self.console.say(f"{start}. To go on where the state was saved: {resume_command(folder)}")
-        else:
-            self.console.say(f"{start} before anything was saved")
+            saved = f"the run is finished; python train_unet.py report {folder} makes its report"
+        self.console.say(f"{what}; {saved}")
