@@ -63,7 +63,7 @@ def find_problems(
     gain, train_gain = ((value - baseline.iou) / (1 - baseline.iou) for value in (iou, train_iou))
     is_useless, has_learned = gain < MIN_GAIN, train_gain >= MIN_TRAIN_GAIN
     lost = lost_classes(confusion, names, config.num_classes == 1, untaught_ids)
-    may_be_rare = config.num_classes > 1 or not is_useless or sum(confusion[1]) < RARE_SHARE * sum(map(sum, confusion))
+    is_frequent = config.num_classes == 1 and sum(confusion[1]) >= RARE_SHARE * sum(map(sum, confusion))
     steps, overfitting = _more_steps(config, num_steps, len(history)), _against_overfitting(config, was_open)
     problems: list[Problem] = []
     useless = f"this model is of no use: its val IoU is {iou:.3f}, and {baseline.prediction} everywhere gives"
@@ -80,7 +80,7 @@ def find_problems(
     elif train_gain >= LARGE_TRAIN_GAIN and gain < 0.5 * train_gain:
         far_behind = f"val IoU {iou:.4f} is far below the train IoU of {train_iou:.4f}"
         problems.append((f"{far_behind}: the model knows its training images only", [*steps, *overfitting]))
-    if lost and may_be_rare:
+    if lost and not (is_useless and is_frequent):
         advice = [*([] if problems else steps), *_for_rare_classes(config, lost, largest_side)]
         problems.append((f"classes that the model hardly finds: {first_few([*lost.values()])}", advice))
     if untaught_ids:

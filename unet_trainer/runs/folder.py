@@ -13,7 +13,6 @@ from pathlib import Path
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import delete_drafts, make_own_folder
-from unet_trainer.system.console import Console
 from unet_trainer.system.input_files import open_file
 from unet_trainer.system.launch import read_launch
 from unet_trainer.system.os_errors import cannot, with_advice
@@ -127,14 +126,6 @@ def find_shown_run(name: str | None, checkpoint_dir: Path) -> Path:
 def _list_runs(checkpoint_dir: Path, files: Sequence[str] = RUN_FILES) -> str:
     runs = [folder.name for folder in find_runs(checkpoint_dir, files)]
     return f"{checkpoint_dir} holds {', '.join(runs[:NUM_NAMED]) or 'no runs'}"
-
-
-def note_later_run(found: Path, checkpoint_dir: Path) -> None:
-    """Name a run that began after the last save of this one and has saved nothing."""
-    saved = written_at(found, STATES) or 0.0
-    configs = [path for path in sorted(checkpoint_dir.glob(f"*/{CONFIG_YAML}")) if path.stat().st_mtime > saved]
-    if later := next((path.parent for path in configs if not has_checkpoint(path.parent)), None):
-        Console().note(f"{later} was begun later, but has saved nothing yet")
 
 
 def find_resume_source(resume: str | None, run_name: str, checkpoint_dir: Path) -> Path | None:

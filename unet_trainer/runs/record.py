@@ -198,8 +198,7 @@ class RunFile(BaseModel):
     @property
     def last_end(self) -> State | None:
         """None while the run goes on, or where it was killed."""
-        kinds = (event.kind for event in reversed(self.events) if event.kind in (*STARTS, *ENDS))
-        last = next(kinds, None)
+        last = next((event.kind for event in reversed(self.events) if event.kind in (*STARTS, *ENDS)), None)
         return next((state for state in ENDS if state == last), None)
 
     @property
@@ -316,11 +315,11 @@ def finite(value: Any) -> Any:
 
 
 class Mark(NamedTuple):
-    """What happened, its place on an axis of epochs, and the epochs that were finished then."""
+    """What charts show of a run."""
 
     kind: str
-    place: float
-    epoch: int
+    place: float  # on an axis of epochs
+    epoch: int  # epochs that were finished then
 
 
 class RunSummary(RunFile):
@@ -349,8 +348,7 @@ class RunSummary(RunFile):
     @property
     def num_epochs(self) -> int | None:
         """That are planned."""
-        number = self.value("num_epochs")
-        return number if type(number) is int else None
+        return number if type(number := self.value("num_epochs")) is int else None
 
     @property
     def progress(self) -> str:
@@ -387,17 +385,16 @@ class RunSummary(RunFile):
 
     def column(self, name: str, kind: str = "") -> dict[int, float]:
         """Epoch and value, where there is one: of a column of metrics.csv, or this kind of score of a class."""
-        values = ((one.number, one.score(name, kind) if kind else one.get(name)) for one in self.epochs)
-        return {number: value for number, value in values if value is not None}
+        values = {one.number: one.score(name, kind) if kind else one.get(name) for one in self.epochs}
+        return {number: value for number, value in values.items() if value is not None}
 
     @property
     def marks(self) -> list[Mark]:
-        """What charts show of a run with epochs: the best one, interruptions, the early stop."""
-        last, best = self.epochs[-1].number, self.best
-        found = [] if best is None else [Mark("best", best.number, best.number)]
-        for event in self.events:
-            if event.kind in MARKED:  # between two epochs, within the chart
-                found.append(Mark(event.kind, min(max(event.epoch + 0.5, 1), max(1, last)), event.epoch))
+        """Of a run with epochs: the best one, interruptions, the early stop."""
+        last, marked = self.epochs[-1].number, [event for event in self.events if event.kind in MARKED]
+        found = [] if self.best is None else [Mark("best", self.best.number, self.best.number)]
+        # between two epochs, within the chart
+        found += [Mark(one.kind, min(max(one.epoch + 0.5, 1), max(1, last)), one.epoch) for one in marked]
         return found + ([Mark("stopped", last, last)] if self.state == "stopped early" else [])
 
     def peak(self, name: str) -> float:

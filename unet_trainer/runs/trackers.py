@@ -106,7 +106,8 @@ class Trackers:
     def __init__(
         self, config: Config, folder: Path, first_epoch: int, record: RunRecord, warn: Callable[[str], object]
     ) -> None:
-        self.folder, self.record, self.warn, self.last_picture = folder, record, warn, ""
+        self.folder, self.record, self.warn = folder, record, warn
+        self.last_picture: Path | None = None
         settings, known, self.running = as_dict(config), record.content.trackers, dict[str, Any]()
         for name in filter(settings.__getitem__, TRACKERS):
             with self._leaving_out(name):
@@ -117,21 +118,15 @@ class Trackers:
     def log(self, epoch: EpochRecord) -> None:
         """With the newest of the samples, which are written a little later than their epoch ends."""
         newest = max((self.folder / SAMPLES).glob(SAMPLE_NAMES), default=None)
-        picture = newest if newest is not None and newest.name > self.last_picture else None
-        self.last_picture = newest.name if newest is not None else ""
+        picture = None if newest == self.last_picture else newest
+        self.last_picture = newest
         scalars = {shown: value for column, shown in SCALARS.items() if (value := epoch.get(column)) is not None}
         for name, scores in epoch.classes.items():
             scalars |= {f"{score} of classes/{name}": value for score, value in scores.items() if value is not None}
         self._call("log", epoch.number, scalars, picture)
 
     def finish(self) -> None:
-        content = self.record.content
-        if (best := content.best) is not None:
-            scores = {
-                f"best_{name}": best.get(name) for name in ("val_iou", "val_dice", "val_loss") if name in best.row
-            }
-            self._call("log", content.num_finished, {"best_epoch": float(best.number), **scores}, None)
-        self._call("finish", content.last_end in COMPLETE)
+        self._call("finish", self.record.content.last_end in COMPLETE)
 
     def _call(self, moment: str, *arguments: Any) -> None:
         for name, tracker in list(self.running.items()):

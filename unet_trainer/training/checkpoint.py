@@ -1,8 +1,7 @@
 """Checkpoints: how the state of a run is written, verified, read and restored, with the other files that a run saves.
 
-A checkpoint holds tensors and primitives only. It is written whole or not at all, and read with weights_only=True after
-the checksums of its parts are compared. last.pt is the state, previous.pt the one before it, best.pt the weights of the
-best epoch. Whether a state fits a model is checked by TrainState.load_state_dict.
+last.pt is the state, previous.pt the one before it, best.pt the weights of the best epoch: tensors and primitives only,
+written whole or not at all. Whether a state fits a model is checked by TrainState.load_state_dict.
 """
 
 import contextlib

@@ -49,7 +49,6 @@ class InitialModel:
 
     def settings(self, config: Config) -> dict[str, tuple[Any, str]]:
         """Value and reason of the settings that follow from the model. Raises UserError for others that are set."""
-        reason = f"as {shown_model(self.path)} has it"
         decided: dict[str, tuple[Any, str]] = {}
         if config.encoder_weights == "auto":
             decided["encoder_weights"] = None, "init_from has an encoder"
@@ -62,13 +61,17 @@ class InitialModel:
         for name, value in self.network.items():
             own = getattr(config, name)
             if not _is_set(config, name):
-                decided |= {name: (value, reason)} if value != own else {}
+                decided |= {name: (value, self.reason)} if value != own else {}
             elif (value or DEFAULT_DECODER) != own:
                 wrong.append(f"{name} is {value_text(to_plain(value))}, and {value_text(to_plain(own))} in the config")
         if wrong:
             fix = "leave these settings out to take the model's, or name another model"
             raise UserError(f"init_from: of {self.title}, {'; '.join(wrong)}; {fix}")
         return decided
+
+    @property
+    def reason(self) -> str:
+        return f"as {shown_model(self.path)} has it"
 
     def normalisation(self, config: Config, image: ImageSpec) -> dict[str, tuple[Any, str]]:
         """Likewise of the settings that say how images of this kind are normalised, where the model had such images."""
@@ -78,8 +81,7 @@ class InitialModel:
         values: dict[str, Any] = {"normalize": self.spec.normalize}
         values |= {"image_mean": own.mean} if own.mean != image.mean else {}
         values |= {"image_std": own.std} if own.std != image.std else {}
-        reason = f"as {shown_model(self.path)} has it"
-        return {name: (value, reason) for name, value in values.items() if getattr(config, name) == "auto"}
+        return {name: (value, self.reason) for name, value in values.items() if getattr(config, name) == "auto"}
 
     @torch.no_grad()
     def load_into(self, network: torch.nn.Module, spec: SegmenterSpec) -> LoadedWeights:
