@@ -343,7 +343,9 @@ class RunSummary(RunFile):
     def is_of_no_use(self) -> bool:
         """Whether training found at its end that the model is no better than none."""
         iou, baseline = self.result.get("best_val_iou"), self.result.get("baseline_iou")
-        return iou is not None and baseline is not None and iou - baseline < MIN_GAIN * (1 - baseline)
+        if iou is None or baseline is None or baseline == 1:  # 1: validation has one class
+            return False
+        return iou - baseline < MIN_GAIN * (1 - baseline)
 
     @property
     def num_epochs(self) -> int | None:
@@ -380,7 +382,7 @@ class RunSummary(RunFile):
     def image_scores(self) -> list[ImageScore]:
         """Of the best epoch, the worst first."""
         with noting(VAL_SCORES, self.problems):
-            return read_val_scores(self.folder / VAL_SCORES, self.class_names)
+            return read_val_scores(self.folder / VAL_SCORES)
         return []
 
     def column(self, name: str, kind: str = "") -> dict[int, float]:
