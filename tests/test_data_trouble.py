@@ -104,7 +104,7 @@ def test_what_is_swapped_in_for_an_image_is_named_and_neither_decoded_nor_waited
     def spoil(row):
         swap(data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][0])
 
-    message = rf"\.jpg: {reason}.*the last save is .*last\.pt; to go on: python train_unet\.py --resume"
+    message = rf"\.jpg: {reason}.*to go on where the state was saved: python train_unet\.py --resume"
     with pytest.raises(UserError, match=message):
         train(config, on_epoch=spoil, num_epochs=3, num_workers=num_workers)
 
@@ -139,7 +139,7 @@ def dead_disk(monkeypatch):
 
 def test_a_disk_that_dies_ends_a_run_without_workers_by_the_timeout_too(config, dead_disk):
     message = (
-        r"no batch in 1 s \(worker_timeout\): reading .*\.jpg hangs\. See whether the disk is there; the last save is "
+        r"no batch in 1 s \(worker_timeout\): reading .*\.jpg hangs\. See whether the disk is there; to go on where "
     )
     with pytest.raises(TrainingFailed, match=message):
         train(config, on_epoch=dead_disk, num_epochs=3, accumulation_steps=2)

@@ -49,7 +49,7 @@ def test_a_run_with_parts_of_its_own_resumes_to_the_same_bits(config, capsys):
     for row in follow(config, **parts):
         if row["epoch"] == 1:
             break
-    expected = "Cancelled. To go on where the state was saved: train(..., loss=..., model=..., resume='"
+    expected = "Cancelled; to go on where the state was saved: train(..., loss=..., model=..., resume='"
     assert expected in capsys.readouterr().out
     for missing, setting in (("loss", {"loss": {"own": 1}}), ("model", {"architecture": "own"})):
         given = {name: part for name, part in parts.items() if name != missing}
@@ -164,10 +164,10 @@ def test_any_true_answer_of_on_epoch_stops_the_run(config, tmp_path):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"callbacks": [Callback(), print]}, r"callbacks\[1\]: got builtin_function_or_method; need an instance of a "),
-        ({"callbacks": [Callback]}, r"callbacks\[0\]: got the class Callback; need an instance of a subclass of"),
-        ({"callbacks": print}, r"callbacks\[0\]: got builtin_function_or_method; .* a function goes to on_epoch$"),
-        ({"on_epoch": {"num_epochs": 3}}, "on_epoch: got dict; need a function of an epoch's row$"),
+        ({"callbacks": [Callback(), print]}, r"callbacks\[1\]: got <built-in function print>; need an instance of a "),
+        ({"callbacks": [Callback]}, r"callbacks\[0\]: got <class '.*Callback'>; need an instance of a subclass of"),
+        ({"callbacks": print}, r"callbacks\[0\]: got <built-in function print>; .* a function goes to on_epoch$"),
+        ({"on_epoch": {"num_epochs": 3}}, "on_epoch: got {'num_epochs': 3}; need a function of an epoch's row$"),
         ({"train_data": iter([])}, "train_data: got list_iterator; need a list, or an object with a length that gives"),
     ],
 )

@@ -148,7 +148,7 @@ def test_a_process_that_hangs_ends_the_job_in_bounded_time(config, tmp_path):
 def test_a_signal_to_one_process_saves_and_ends_all_at_the_same_step(folder, run_job):
     """Three processes, on two machines."""
     job = run_job(143, 143, 143, machines=(1, 2), faults={1: "stop@3"}, batch_size=1, cache="ram")
-    assert job.said().count("Interrupted by SIGTERM. To go on where the state was saved") == 1
+    assert job.said().count("Interrupted by SIGTERM; to go on where the state was saved") == 1
     content = read_run(folder, print)
     assert (content["epoch"], content["batch"]) == (0, 3)  # within an epoch
     again = run_job(0, 0, 0, machines=(1, 2), batch_size=1, cache="ram")
@@ -178,7 +178,7 @@ def test_sigterm_to_torchrun_saves_and_exits(config, folder, tmp_path):
     os.kill(job.pid, signal.SIGTERM)
     assert end(job) != 0
     said = log.read_text()
-    assert said.count("Interrupted by SIGTERM. To go on where the state was saved") == 1, said
+    assert said.count("Interrupted by SIGTERM; to go on where the state was saved") == 1, said
     assert "torchrun --standalone --nproc-per-node=2 train_unet.py --resume" in said
     assert read_run(folder, print)["epoch"] >= 2
 

@@ -83,7 +83,7 @@ def test_numbers_that_stay_bad_end_the_run_which_goes_on_when_they_are_good_agai
     assert f"{where} (images of the batch: " in error
     assert error.count(".jpg") == 2
     assert "Try a lower learning_rate, grad_clip=1.0; " in error
-    assert f"to go on: python train_unet.py --resume {run_dir}" in error
+    assert f"to go on where the state was saved: python train_unet.py --resume {run_dir}" in error
     assert "Traceback" not in error
     content = read_last(run_dir / "last.pt")
     assert all(value.isfinite().all() for value in content["model"].values())
@@ -128,7 +128,7 @@ def test_memory_that_runs_out_in_the_first_step_leaves_the_start_to_go_on_from(
     error = capsys.readouterr().err
     assert error.startswith("Error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB). ")
     assert "Try batch_size=2 accumulation_steps=2, or on_oom=shrink, or use_amp=true; " in error
-    assert f"; the last save is {run_dir / 'last.pt'}; to go on: python train_unet.py --resume {run_dir}" in error
+    assert f"; to go on where the state was saved: python train_unet.py --resume {run_dir}" in error
     monkeypatch.undo()
     assert main(["--resume", str(run_dir)]) == 0
     assert_same_run(run_dir, train(tiny_config, run_name="straight").run_dir)
@@ -157,7 +157,7 @@ def test_a_dead_worker_is_named_and_no_step_is_lost(tiny_config, run_dir):
 
     with pytest.raises(TrainingFailed, match=r"worker process \d+ died \(SIGKILL\); .*num_workers=0") as caught:
         train(config, run_name="run", on_epoch=kill_workers)
-    assert f"to go on: python train_unet.py --resume {run_dir}" in str(caught.value)
+    assert f"to go on where the state was saved: python train_unet.py --resume {run_dir}" in str(caught.value)
     train(config, run_name="run", resume="auto")
     assert_same_run(run_dir, straight.run_dir)
 
@@ -176,7 +176,7 @@ def test_sigint_finishes_the_step_and_a_second_one_leaves_at_once(tiny_config, r
     monkeypatch.setattr(setup, "try_components", lambda *arguments: None)
     assert main(words({**tiny_config, "run_name": "run"})) == 130
     assert not (run_dir / "last.pt").exists()
-    assert "Interrupted before" in capsys.readouterr().out
+    assert "Interrupted; nothing is saved" in capsys.readouterr().out
 
 
 def test_a_signal_in_validation_costs_no_step(tiny_config, run_dir, monkeypatch):
@@ -260,5 +260,5 @@ def test_a_signal_while_a_run_starts_ends_it_at_once_with_one_message(line, numb
     process.join(60)
     said = log.read_text().splitlines()
     assert process.exitcode == code
-    assert said[-1] == f"Interrupted by {number.name} before anything was saved"
+    assert said[-1] == f"Interrupted by {number.name}; nothing is saved"
     assert "Traceback" not in "\n".join(said)

@@ -117,6 +117,6 @@ def test_a_signal_while_the_report_is_written_leaves_a_finished_run(tiny_config,
     assert [event.kind for event in run.events if event.kind in ENDS] == ["finished"]
     said = capsys.readouterr().out
     assert f"Next: python train_unet.py evaluate {folder} " in said
-    end = f"The run is finished; python train_unet.py report {folder} makes its report\n"
-    assert said.endswith(f"\nInterrupted by SIGINT. {end}")
+    end = f"the run is finished; python train_unet.py report {folder} makes its report\n"
+    assert said.endswith(f"\nInterrupted by SIGINT; {end}")
     assert run.result["epochs"] == 2

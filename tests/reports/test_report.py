@@ -102,7 +102,12 @@ def test_a_score_no_better_than_a_baseline_warnings_and_errors_stand_at_the_top(
     weak = [[[80, 88, 88], [2, 6, 6]], [[80, 88, 88], [5, 6, 6]]]  # the interval reaches the baseline
     assert "not clearly better than no model" in page_of(write_run(tmp_path / "weak", images=weak, ious=(0.6,)))
     warnings = ["this model is of no use: <IoU> 0.45", "too few steps"]
-    write_run(tmp_path / "useless", images=(), ious=(0.45,), result={"warnings": warnings})
+    write_run(
+        tmp_path / "useless",
+        images=(),
+        ious=(0.45,),
+        result={"warnings": warnings, "best_val_iou": 0.45, "baseline_iou": 0.5},
+    )
     page = page_of(tmp_path / "useless")
     assert re.findall(r'class="banner[^<]*', page) == [
         'class="banner bad" role="note">this model is of no use: &lt;IoU&gt; 0.45\ntoo few steps'
@@ -177,7 +182,10 @@ def test_hostile_names_are_text(tmp_path):
     folder = write_run(tmp_path / "<b>\udce4", tuple(ids), data_dir=ATTACK, encoder=ATTACK)
     classes = [{"name": ATTACK, "values": ATTACK, "share": 0.5}]
     data = {"data_dir": ATTACK, "notices": [f"{ATTACK}\x00\x1b\ud800"], "sizes": ATTACK, "classes": classes}
-    about = {"machine": {"name": ATTACK, "versions": {ATTACK: ATTACK}}, "model": {"ids": ids, "encoder": ATTACK}}
+    about = {
+        "machine": {"name": ATTACK, "versions": {ATTACK: ATTACK}},
+        "model": {"ids": ids, "classes": ids[1:], "encoder": ATTACK},
+    }
     record = go_on(folder, 0, data=data, **about)
     record.add_epoch(*epoch_of(1, ids, 0.5))
     record.update(result={"warnings": [ATTACK], "number_format": ATTACK})

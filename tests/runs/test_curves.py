@@ -15,13 +15,13 @@ pytestmark = pytest.mark.real_pictures
 @pytest.fixture
 def record(tmp_path):
     record = RunRecord()
-    record.open(tmp_path)
+    record.open(tmp_path, model={"ids": ["a", "b"], "classes": ["a", "b"]})
     return record
 
 
-def add_epochs(record, *ious, first=1, names=("a", "b")):
+def add_epochs(record, *ious, first=1):
     for number, iou in enumerate(ious, start=first):
-        classes = {name: {"iou": iou / (1 + index)} for index, name in enumerate(names)}
+        classes = {name: {"iou": iou / (1 + index)} for index, name in enumerate(record.content.class_names)}
         row = {"epoch": number, "train_loss": 1 / number, "val_loss": 2 / number, "train_iou": iou, "val_iou": iou}
         record.add_epoch({**row, "learning_rate": 1e-3, "images_per_second": 10.0}, classes, None, {})
     record.save()
@@ -33,7 +33,8 @@ def test_the_picture_shows_loss_iou_of_each_class_learning_rate_and_throughput(r
     write_curves(tmp_path)
     assert not (tmp_path / "curves.png").exists()  # no epoch has ended
     # Neither a formula nor hidden; without the letter that the font lacks.
-    add_epochs(record, 0.2, 0.4, names=("a", "_b $ 汉\n"))
+    record.update(model={"ids": ["a", "_b $ 汉\n"], "classes": ["a", "_b $ 汉\n"]})
+    add_epochs(record, 0.2, 0.4)
     write_curves(tmp_path)
     assert read_image(tmp_path / "curves.png").shape == (830, 1320, 3)
     charts = {

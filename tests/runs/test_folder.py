@@ -92,13 +92,8 @@ def test_a_file_belongs_to_a_run_only_if_its_folder_looks_like_one(tmp_path):
     run, foreign = tmp_path / "run", tmp_path / "foreign"
     run.mkdir()
     foreign.mkdir()
-    (run / "config.yaml").write_text("# Settings of this run. To run them again: ...\nseed: 1\n")
-    for name in ("split.csv", "last.pt"):
+    for name in ("run.json", "split.csv", "last.pt"):
         (run / name).touch()
     assert folder_of(run) == folder_of(run / "last.pt") == folder_of(run / "copy.pt") == run
-    assert folder_of(foreign / "last.pt") is None
-    (foreign / "config.yaml").write_text("seed: 1\n")
     (foreign / "split.csv").touch()
     assert folder_of(foreign / "last.pt") is None
-    (run / "split.csv").unlink()
-    assert folder_of(run / "last.pt") is None

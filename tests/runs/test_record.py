@@ -24,7 +24,12 @@ def folder(tmp_path):
 def started(folder, resumed_after=None):
     record = RunRecord()
     record.add("warning", "early")  # before there is a folder
-    record.open(folder, resumed_after, model={"ids": ["sky", "car"]}, machine={"device": "cpu", "unknown": None})
+    record.open(
+        folder,
+        resumed_after,
+        model={"ids": ["sky", "car"], "classes": ["sky", "car"]},
+        machine={"device": "cpu", "unknown": None},
+    )
     return record
 
 
@@ -130,7 +135,8 @@ NO_NUMBER = "epochs.1.row.val_iou: Input should be a valid number"
         ("epochs 1 row val_iou", 10**400, NO_NUMBER),
         ("epochs 1 row val_iou", float("nan"), "epochs.1.row.val_iou: Input should be a finite number"),
         ("epochs 1 number", 1, "epoch 1 comes after epoch 1"),
-        ("epochs 1 classes", {"tree": {}}, "epoch 1 has other classes than the run"),
+        ("epochs 1 classes", {"tree": {}}, "epoch 2 has other classes than the run"),
+        ("model classes", ["tree"], "the classes of the run are not those of its ids"),
         ("epochs 1 confusion", [[1, 2], [3]], "epoch 2 has other classes than the run"),
         ("epochs 1 confusion", [[1, -2]], "epochs.1.confusion.0.1: Input should be greater than or equal to 0"),
         ("data classes", [3], "data.classes.0: Input should be a valid dictionary"),

@@ -172,13 +172,13 @@ def test_a_kill_during_the_save_after_a_damaged_state_leaves_the_good_one(small,
     assert previous.read_bytes() == first
 
 
-def test_a_state_of_a_newer_version_is_not_taken_for_damaged(small, monkeypatch):
+def test_a_state_of_another_version_is_not_taken_for_damaged(small, monkeypatch):
     shutil.copy(small, small.with_name("previous.pt"))
     monkeypatch.setattr(checkpoint, "FORMAT", FORMAT + 1)
     write_checkpoint(small, CONTENT)
     monkeypatch.undo()
     newer = small.read_bytes()
-    with pytest.raises(CheckpointError, match=r"was written by a newer version \(format 5\); this one reads format 4"):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint of this version of the trainer \(format 4\)"):
         read_run(small.parent, lambda text: None)
     assert small.read_bytes() == newer
 
@@ -214,7 +214,7 @@ def test_other_files_are_refused_by_name(tmp_path):
     for number in ("4", 3):
         write_checkpoint(tmp_path / f"{number!r}.pt", {**CONTENT, "format": number})
     for name in ("foreign.pt", "'4'.pt", "3.pt"):
-        with pytest.raises(CheckpointError, match=rf"{name} is not a checkpoint of this trainer \(format {FORMAT}\)$"):
+        with pytest.raises(CheckpointError, match=rf"{name} is not a checkpoint of this version of the trainer"):
             read_checkpoint(tmp_path / name)
     with pytest.raises(CheckpointError, match=r"missing\.pt is missing"):
         read_checkpoint(tmp_path / "missing.pt")
@@ -322,7 +322,8 @@ def test_a_file_that_cannot_be_written_ends_the_run_and_no_state_refers_to_it(ch
     monkeypatch.setattr(checkpoint, "write_checkpoint", refuse_best)
     save_epoch(checkpointer, 1, is_best=True)
     with pytest.raises(
-        TrainingFailed, match=r"could not be written \(No space left .*; make room\); the last save is "
+        TrainingFailed,
+        match=r"could not be written \(No space left .*; make room\); to go on where the state was saved: ",
     ):
         checkpointer.finish()
     assert what_is_saved(tmp_path) == (0, False)

@@ -320,9 +320,8 @@ def test_settings_that_contradict_the_model_are_refused_in_one_message_that_name
     model = dataclasses.replace(model_of({}), network={**NETWORK, "decoder_channels": None})
     assert settings_of(model, "decoder_channels=[256, 128, 64, 32, 16]")
     assert refusal(settings_of, model, "encoder=resnet18", "decoder_channels=[64, 64, 64, 64, 64]") == (
-        f"init_from: a run has encoder: {TINY_MODEL['encoder']}, decoder_channels: null; the config has encoder: resnet18, "
-        "decoder_channels: [64, 64, 64, 64, 64]; leave encoder and decoder_channels out to take the model's, or name "
-        "another model"
+        f"init_from: of a run, encoder is {TINY_MODEL['encoder']}, and resnet18 in the config; decoder_channels is null, "
+        "and [64, 64, 64, 64, 64] in the config; leave these settings out to take the model's, or name another model"
     )
 
 
@@ -350,10 +349,10 @@ def test_images_are_normalised_as_the_model_knows_them_where_they_are_of_its_kin
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("nowhere", "there is no run or file nowhere; need a run, a .pt, .pth or .safetensors file, or a folder with "),
-        ("images", "images holds no best.pt, last.pt or model.safetensors; need a run, "),
+        ("nowhere", "there is no model in nowhere; need a run, a .pt, .pth or .safetensors file, or a folder with "),
+        ("images", "there is no model in images; need a run, "),
         ("a/model.onnx", "a/model.onnx is an export for other programs; name its run"),
-        ("x" * 300, "there is no run or file xxx"),
+        ("x" * 300, "there is no model in xxx"),
     ],
 )
 def test_a_model_that_is_not_there_is_told_before_anything_else(name, problem, tmp_path, monkeypatch, capsys):
@@ -427,7 +426,7 @@ def test_the_record_of_a_run_says_what_it_began_with_and_it_is_resumed_without_t
         assert run.result["init_from"] == run.settings["init_from"].reason == run.model["init_from"] == summary
         assert f"The run began with {summary}." in render_report(run)
     assert main(["--resume", str(broken), "num_epochs=3"]) == 0
-    with pytest.raises(CheckpointError, match=r"init_from: .*source in the checkpoint, a now; it decides the weights"):
+    with pytest.raises(CheckpointError, match=r"init_from: .*source in the checkpoint, a now"):
         train({**tiny_config, "init_from": "a"}, resume=str(broken), ema_decay=0.9, num_epochs=4)
 
 

@@ -32,7 +32,7 @@ def compare(before, now):
 def test_another_loss_is_refused_only_where_the_loss_is_monitored(change):
     (name,) = change
     assert [line.partition(":")[0] for line in compare({}, change)] == [name]
-    with pytest.raises(CheckpointError, match=rf"{name}: .* it decides which epoch was best"):
+    with pytest.raises(CheckpointError, match=rf"{name}: .* in the checkpoint, "):
         compare({"monitor": "val_loss"}, {"monitor": "val_loss", **change})
 
 
@@ -58,10 +58,9 @@ def test_changes_that_make_the_result_meaningless_are_refused_all_at_once():
     title, *lines, todo = str(caught.value).splitlines()
     assert title == "cannot go on with other settings than the run began with:"
     assert todo == "  Keep them, or start a new run"
-    assert "  num_classes: 1 in the checkpoint, 3 now; it decides the classes" in lines
-    assert "  encoder: resnet34 in the checkpoint, resnet18 now; it decides the model" in lines
-    keys = {line.split(":")[0].strip() for line in lines if line.endswith(" now; it decides the classes")}
-    assert keys == {"num_classes", "mask_values", "ignore_value", "unknown_values", "mask_tolerance"}
+    assert "  num_classes: 1 in the checkpoint, 3 now" in lines
+    keys = {line.split(":")[0].strip() for line in lines}
+    assert keys == {"num_classes", "mask_values", "ignore_value", "unknown_values", "mask_tolerance", "encoder"}
 
 
 def test_harmless_changes_are_told_and_those_that_do_not_affect_the_result_are_not():
@@ -81,9 +80,9 @@ def test_a_value_that_was_decided_then_and_is_decided_again_has_not_changed():
 @pytest.mark.parametrize(
     ("now", "problem"),
     [
-        ({"train": ["a", "c"], "val": ["b"]}, "1 images trained on would now validate, e.g. b"),
-        ({"train": ["a", "b"], "val": ["c", "d"]}, "1 validation images differ, e.g. d"),
-        ({"train": ["a", "b", "e"], "val": ["c"]}, "1 training images differ, e.g. e"),
+        ({"train": ["a", "c"], "val": ["b"]}, "images of val differ: 2, e.g. b"),
+        ({"train": ["a", "b"], "val": ["c", "d"]}, "images of val differ: 1, e.g. d"),
+        ({"train": ["a", "b", "e"], "val": ["c"]}, "images of train differ: 1, e.g. e"),
     ],
 )
 def test_another_split_is_refused_by_example(now, problem):

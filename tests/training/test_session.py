@@ -34,7 +34,7 @@ def test_the_error_that_ends_a_run_is_in_its_log_and_events_and_is_shown_by_whoe
     is_interruption = isinstance(error, KeyboardInterrupt)
     with pytest.raises(type(error)):
         run_session(tmp_path, error)
-    line = f"Interrupted by {text} before anything was saved" if is_interruption else f"Error: {text}"
+    line = f"Interrupted by {text}; nothing is saved" if is_interruption else f"Error: {text}"
     assert (tmp_path / "train.log").read_text().splitlines() == [line]
     assert capsys.readouterr().out == (f"{line}\n" if is_interruption else "")
     last = read_run_summary(tmp_path).events[-1]
@@ -49,7 +49,8 @@ def test_an_interruption_is_told_with_the_command_to_go_on(error, tmp_path, caps
     with pytest.raises(KeyboardInterrupt):
         run_session(folder, error)
     by = f" by {error}" if str(error) else ""
-    line = f"Interrupted{by}. To go on where the state was saved: python train_unet.py --resume '{folder}'\n"
+    saved = f"to go on where the state was saved: python train_unet.py --resume '{folder}'"
+    line = f"Interrupted{by}; {saved}\n"
     assert capsys.readouterr().out == line
     assert (folder / "train.log").read_text() == line
 
@@ -68,7 +69,9 @@ def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the
     with pytest.raises(TrainingFailed, match=r"^/data/a\.png: Too many open files; .*; nothing is saved$"):
         fail_with_a_folder()
     (tmp_path / "last.pt").touch()
-    with pytest.raises(TrainingFailed, match=rf"; to go on: python train_unet\.py --resume {tmp_path}$"):
+    with pytest.raises(
+        TrainingFailed, match=rf"; to go on where the state was saved: python train_unet\.py --resume {tmp_path}$"
+    ):
         fail_with_a_folder()
     assert (tmp_path / "train.log").read_text().count("Error: /data/a.png: Too many open files") == 2
     with pytest.raises(FileNotFoundError), Session():  # a bug

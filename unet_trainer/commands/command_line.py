@@ -17,7 +17,7 @@ from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserErro
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import check_transforms, near_miss
 from unet_trainer.config.schema import FIELDS, Config
-from unet_trainer.runs.folder import CONFIG_YAML, check_init_from, find_run, folder_of, newest_run, note_later_run
+from unet_trainer.runs.folder import CONFIG_YAML, check_init_from, find_run, folder_of, newest_run
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, show_error
 from unet_trainer.system.launch import read_launch
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
@@ -215,8 +215,6 @@ def _resume_source(
     named = load_config(Path(files[0])) if files else script_config(())
     checkpoint_dir = Path(own.get("checkpoint_dir") or named.checkpoint_dir)
     found = newest_run(checkpoint_dir) if run == NEWEST else find_run(run, checkpoint_dir)
-    if run == NEWEST:
-        note_later_run(found, checkpoint_dir)
     folder = folder_of(found)
     own_file = (found.parent if folder is None else folder) / CONFIG_YAML
     if not files and (folder is None or not (own_file.is_file() and own_file.stat().st_size)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, split_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.runs.folder import REPORT, find_runs, find_shown_run, has_checkpoint, note_later_run
+from unet_trainer.runs.folder import REPORT, find_runs, find_shown_run
 from unet_trainer.runs.record import RunSummary, State, read_run_summary
 from unet_trainer.system.atomic_files import HTML_PAGE, check_output, check_replaceable, write_output
 from unet_trainer.system.console import Colour, Console, aligned, counted, cut, painted, score_text
@@ -103,8 +103,6 @@ def read_run_words(
     checkpoint_dir = Path(settings.get("checkpoint_dir") or script_config(()).checkpoint_dir)
     wanted: list[str | None] = [*names] or [None]
     folders = [find_shown_run(name, checkpoint_dir) for name in wanted]
-    if not names and has_checkpoint(folders[0]):
-        note_later_run(folders[0], checkpoint_dir)
     return names, list(dict.fromkeys(folders)), Path(settings["data_dir"]) if "data_dir" in settings else None
 
 

@@ -19,10 +19,6 @@ class UnreadableFile(CheckpointError):
     """A checkpoint that the system does not let us read (permission, a failing disk): it may be whole."""
 
 
-class NewerFormat(CheckpointError):
-    """A checkpoint of a later version: undamaged, but not for this one."""
-
-
 class TrainingFailed(RuntimeError):
     """Training or a prediction cannot go on; the message says why, what is saved and what to try. Exit code 3."""
 

@@ -17,6 +17,12 @@ from unet_trainer.system.atomic_files import write_bytes_atomically
 VAL, TRAIN, RATE, SPEED = "#0072b2", "#d55e00", "#009e73", "#6e6e6e"
 CLASS_COLOURS = ("#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6e6e6e", "#783ca0")
 INK, STOPPED, INTERRUPTED, ROLLBACK = "#2d3138", "#783ca0", "#969696", "#c81e3c"
+MARKS = {  # colour, style and meaning of a vertical line
+    "best": (INK, ":", "dotted: best epoch"),
+    **dict.fromkeys(("interrupted", "killed", "failed"), (INTERRUPTED, "--", "grey: interrupted")),
+    "shrink": (ROLLBACK, "--", "red: went on with smaller parts of a batch"),
+    "stopped": (STOPPED, "-", "purple: stopped early"),
+}
 MAX_CLASSES = len(CLASS_COLOURS)  # with more, those that the best epoch scores worst
 MAX_NAME = 32  # characters
 MAX_DOTS = 40  # a line with fewer points shows them
@@ -71,21 +77,40 @@ def draw_curves(summary: RunSummary) -> bytes:
     note = f" (val IoU of the {len(names)} worst of {num_classes} classes)" if 0 < len(names) < num_classes else ""
     classes = {name: (summary.column(name, "iou"), colour) for name, colour in zip(names, CLASS_COLOURS, strict=False)}
     overall = {"val": (summary.column("val_iou"), VAL), "train": (summary.column("train_iou"), TRAIN)}
-    _draw(iou, f"IoU{note}", {**overall, **classes}, thin=frozenset(classes))
+    _draw(iou, f"IoU{note}", {**overall, **classes})
     _draw(rate, "Learning rate", {"": (summary.column("learning_rate"), RATE)})
     _draw(speed, "Images per second, in training", {"": (summary.column("images_per_second"), SPEED)})
     low = min(itertools.chain(*(line.get_ydata() for line in iou.lines)), default=0.0)
     # values close together well above 0 would be a flat line
     iou.set_ylim(0.0 if low < 0.5 else int(low * 10) / 10, 1.0)
-    meanings = _mark(summary, axes, {"val_loss": loss, "val_iou": iou})
+    for mark, ax in itertools.product(summary.marks, axes):
+        colour, style, _ = MARKS[mark.kind]
+        ax.axvline(mark.place, color=colour, linestyle=style, linewidth=1)
+    meanings = dict.fromkeys(MARKS[mark.kind][2] for mark in summary.marks)
     when = "" if summary.updated is None else f", {summary.updated:%Y-%m-%d %H:%M} UTC"
-    subtitle = f"{summary.state}, {summary.progress} epochs{when}"
-    figure.suptitle(f"{_plain(summary.name)} – {subtitle}", color=INK, fontsize=14, x=0.01, ha="left")
-    if meanings:
-        figure.supxlabel("   |   ".join(meanings), color=INK, fontsize=10, x=0.01, ha="left")
+    title = f"{_plain(summary.name)} – {summary.state}, {summary.progress} epochs{when}"
+    figure.suptitle(title, color=INK, fontsize=14, x=0.01, ha="left")
+    figure.supxlabel("   |   ".join(meanings), color=INK, fontsize=10, x=0.01, ha="left")
     file = io.BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()
+
+
+def _draw(axes: Any, title: str, lines: dict[str, tuple[dict[int, float], str]]) -> None:
+    axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold")
+    axes.grid(color="#e4e7ec")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("epoch", color=SPEED)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
+    for name, (points, colour) in lines.items():
+        style = {"linewidth": 2.0 if name in ("val", "train", "") else 1.0, "color": colour, "markersize": 3}
+        style["marker"] = "o" if len(points) < MAX_DOTS else None
+        axes.plot([*points], [*points.values()], label=_plain(name) or "_", **style)
+    values = [value for points, _ in lines.values() for value in points.values()]
+    if values and min(values) >= 0 and max(values) > 0:  # some losses are negative
+        axes.set_ylim(0.0, 1.08 * max(values))
+    if len(lines) > 1:
+        axes.legend(fontsize=8, framealpha=0.7, edgecolor="none")
 
 
 def _plain(text: str) -> str:
@@ -94,45 +119,4 @@ def _plain(text: str) -> str:
 
     font = get_font(findfont("DejaVu Sans"))
     shown = "".join(letter if font.get_char_index(ord(letter)) else "\ufffd" for letter in text[:MAX_NAME])
-    shown = shown if len(text) <= MAX_NAME else f"{shown[:-1]}…"
     return (f" {shown}" if shown.startswith("_") else shown).replace("$", r"\$")
-
-
-def _draw(
-    axes: Any, title: str, lines: dict[str, tuple[dict[int, float], str]], thin: frozenset[str] = frozenset()
-) -> None:
-    axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold")
-    axes.grid(color="#e4e7ec")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("epoch", color=SPEED)
-    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
-    for name, (points, colour) in lines.items():
-        style = {"linewidth": 1.0 if name in thin else 2.0, "marker": "o" if len(points) < MAX_DOTS else None}
-        axes.plot([*points], [*points.values()], color=colour, label=_plain(name) or "_", markersize=3, **style)
-    values = [value for points, _ in lines.values() for value in points.values()]
-    if values and min(values) >= 0 and max(values) > 0:  # some losses are negative
-        axes.set_ylim(0.0, 1.08 * max(values))
-    if len(lines) > 1:
-        axes.legend(fontsize=8, framealpha=0.7, edgecolor="none")
-
-
-def _mark(summary: RunSummary, axes: list[Any], circled: dict[str, Any]) -> list[str]:
-    """Draws what happened and a circle around the best epoch; returns what the marks mean."""
-    best = summary.best
-    best_is = f"dotted: best epoch {best.number} ({summary.monitor} {best.row[summary.monitor]:.4f})" if best else ""
-    for column, ax in circled.items():
-        if best is not None and column in best.row:
-            ax.plot([best.number], [best.row[column]], "o", markersize=9, fillstyle="none", color=INK)
-    meanings = []
-    for kinds, colour, style, meaning in (
-        (("best",), INK, ":", best_is),
-        (("interrupted", "killed", "failed"), INTERRUPTED, "--", "grey: interrupted"),
-        (("shrink",), ROLLBACK, "--", "red: went back to a saved state"),
-        (("stopped",), STOPPED, "-", f"purple: stopped early after epoch {summary.epochs[-1].number}"),
-    ):
-        places = [mark.place for mark in summary.marks if mark.kind in kinds]
-        for place, ax in itertools.product(places, axes):
-            ax.axvline(place, color=colour, linestyle=style, linewidth=1)
-        if places:
-            meanings.append(meaning if len(places) == 1 else f"{meaning} ({len(places)} times)")
-    return meanings

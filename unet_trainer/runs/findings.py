@@ -14,18 +14,16 @@ from unet_trainer.data.pairs import first_few
 from unet_trainer.model.baselines import Confusion, best_baseline
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.runs.folder import SAMPLES
-from unet_trainer.runs.record import NO_USE
+from unet_trainer.runs.record import MIN_GAIN
 from unet_trainer.runs.tables import Row, column
 from unet_trainer.system.console import counted
 
 # Gains are shares of what lies between the baseline and an IoU of 1.
-MIN_GAIN = 0.01  # a model below it is no better than the baseline
 MIN_TRAIN_GAIN = 0.1  # training below it has not learned: augmentation and crops shift its IoU a little
 LARGE_TRAIN_GAIN = 0.5  # validation with less than half of such a gain is far behind
 LOST_IOU = 0.1  # below it nine of ten pixels that are of the class, or predicted as it, are wrong
 RARE_SHARE = 0.05  # of the pixels
 ENOUGH_STEPS = 1000  # below it, training longer is the first thing to try
-MIN_STEPS = 100  # with fewer, batch-norm statistics lag behind the weights, and validation behind training
 HARD_CLASS_LOSSES = {"focal", "tversky", "lovasz"}
 FOREGROUND_WEIGHT = 5.0  # to try where foreground is rare
 LOST_CLASS_WEIGHT = 2.5  # and for one of several classes: more costs the others too much
@@ -63,36 +61,32 @@ def find_problems(
     iou = compute_scores(torch.tensor(confusion), config.num_classes).iou
     train_iou = max(filter(math.isfinite, column(history, "train_iou")), default=0.0)
     gain, train_gain = ((value - baseline.iou) / (1 - baseline.iou) for value in (iou, train_iou))
-    is_useless, has_learned, has_steps = gain < MIN_GAIN, train_gain >= MIN_TRAIN_GAIN, num_steps >= MIN_STEPS
-    is_far_behind = not is_useless and train_gain >= LARGE_TRAIN_GAIN and gain < 0.5 * train_gain
+    is_useless, has_learned = gain < MIN_GAIN, train_gain >= MIN_TRAIN_GAIN
     lost = lost_classes(confusion, names, config.num_classes == 1, untaught_ids)
-    may_be_rare = config.num_classes > 1 or not is_useless or sum(confusion[1]) < RARE_SHARE * sum(map(sum, confusion))
-    untaught = first_few(names[class_id] for class_id in sorted(untaught_ids))
-
-    useless = f"{NO_USE}: its val IoU is {iou:.3f}, and {baseline.prediction} everywhere gives {baseline.iou:.3f}"
-    learned = f"{useless}. Training did learn (train IoU {train_iou:.3f})"
-    not_learned = f"{useless}. Training did not learn either (train IoU {train_iou:.3f} at best)"
-    far_behind = f"val IoU {iou:.4f} is far below the train IoU of {train_iou:.4f}"
-    only_training = "the model knows its training images only"
+    is_frequent = config.num_classes == 1 and sum(confusion[1]) >= RARE_SHARE * sum(map(sum, confusion))
     steps, overfitting = _more_steps(config, num_steps, len(history)), _against_overfitting(config, was_open)
-    masks = f"masks may not match their images: the pictures in {SAMPLES}/ show them side by side; or {masks_are_wrong}"
-    lower = _setting("learning_rate", float(f"{config.learning_rate / 10:.1g}"))
-    or_auto = "" if was_open("learning_rate") else ", or learning_rate=auto"
-    rate = f"another learning rate may suit these data: {lower}{or_auto}"
-    rare = _for_rare_classes(config, lost, largest_side)
-    more_images = "add training images with them, or choose with split_file=FILE.csv"
-    table: list[tuple[object, str, list[str]]] = [
-        (is_useless and has_learned and has_steps, f"{learned}: {only_training}", [*steps, *overfitting]),
-        (is_useless and has_learned and not has_steps, learned, steps),
-        (is_useless and not has_learned, not_learned, [*steps, masks, rate]),
-        (is_far_behind, f"{far_behind}: {only_training}", [*steps, *overfitting]),
-        (lost and may_be_rare, f"classes that the model hardly finds: {first_few([*lost.values()])}", [*steps, *rare]),
-        (untaught_ids, f"classes in no training mask, which the model cannot find: {untaught}", [more_images]),
-    ]
     problems: list[Problem] = []
-    for is_so, problem, advice in table:
-        given = {line for _, lines in problems for line in lines}
-        problems += [(problem, [line for line in advice if line not in given])] if is_so else []
+    useless = f"this model is of no use: its val IoU is {iou:.3f}, and {baseline.prediction} everywhere gives"
+    if is_useless and has_learned:
+        learned = f"Training did learn (train IoU {train_iou:.3f}): the model knows its training images only"
+        problems.append((f"{useless} {baseline.iou:.3f}. {learned}", [*steps, *overfitting]))
+    elif is_useless:
+        lower = _setting("learning_rate", float(f"{config.learning_rate / 10:.1g}"))
+        or_auto = "" if was_open("learning_rate") else ", or learning_rate=auto"
+        masks = f"masks may not match their images: the pictures in {SAMPLES}/ show them side by side; or"
+        rate = f"another learning rate may suit these data: {lower}{or_auto}"
+        not_learned = f"Training did not learn either (train IoU {train_iou:.3f} at best)"
+        problems.append((f"{useless} {baseline.iou:.3f}. {not_learned}", [*steps, f"{masks} {masks_are_wrong}", rate]))
+    elif train_gain >= LARGE_TRAIN_GAIN and gain < 0.5 * train_gain:
+        far_behind = f"val IoU {iou:.4f} is far below the train IoU of {train_iou:.4f}"
+        problems.append((f"{far_behind}: the model knows its training images only", [*steps, *overfitting]))
+    if lost and not (is_useless and is_frequent):
+        advice = [*([] if problems else steps), *_for_rare_classes(config, lost, largest_side)]
+        problems.append((f"classes that the model hardly finds: {first_few([*lost.values()])}", advice))
+    if untaught_ids:
+        untaught = first_few(names[class_id] for class_id in sorted(untaught_ids))
+        more_images = "add training images with them, or choose with split_file=FILE.csv"
+        problems.append((f"classes in no training mask, which the model cannot find: {untaught}", [more_images]))
     return problems
 
 
@@ -129,11 +123,11 @@ def _more_steps(config: ResolvedConfig, num_steps: int, num_epochs: int) -> list
 
 
 def _against_overfitting(config: ResolvedConfig, was_open: Callable[[str], bool]) -> list[str]:
-    augmentation = [_setting("augmentation", "strong")] if config.augmentation in ("none", "default") else []
     is_random = config.encoder_weights is None and config.init_from is None
-    has_looked = was_open("encoder_weights")  # auto has
-    weights = [_setting("encoder_weights", "imagenet")] if is_random and not has_looked else []
-    return [f"overfitting: {', '.join([*augmentation, *weights, 'more training images'])}", OTHER_IMAGES]
+    ideas = [_setting("augmentation", "strong")] if config.augmentation in ("none", "default") else []
+    if is_random and not was_open("encoder_weights"):  # auto has looked for them
+        ideas.append(_setting("encoder_weights", "imagenet"))
+    return [f"overfitting: {', '.join([*ideas, 'more training images'])}", OTHER_IMAGES]
 
 
 def _for_rare_classes(config: ResolvedConfig, lost: Collection[int], largest_side: float) -> list[str]:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.schema import Config
-from unet_trainer.system.atomic_files import delete_drafts
-from unet_trainer.system.console import Console
+from unet_trainer.system.atomic_files import delete_drafts, make_own_folder
 from unet_trainer.system.input_files import open_file
 from unet_trainer.system.launch import read_launch
 from unet_trainer.system.os_errors import cannot, with_advice
@@ -26,7 +25,6 @@ DAMAGED = "damaged.pt"  # a last.pt that could not be read
 RUN_JSON, METRICS_CSV, VAL_SCORES = "run.json", "metrics.csv", "val_scores.csv"
 CONFIG_YAML, SPLIT_CSV = "config.yaml", "split.csv"  # the settings; which pairs train and which validate
 LOG, CURVES, REPORT, SAMPLES, SAMPLE_NAMES = "train.log", "curves.png", "report.html", "samples", "epoch_*.png"
-CONFIG_TITLE = "Settings of this run."  # opens config.yaml
 CUSTOM = {"loss": rb"^loss: \{.*\bown: ", "model": rb"^architecture: own\b"}  # in config.yaml
 RUN_FILES = (RUN_JSON, *STATES, BEST, METRICS_CSV)  # a folder with one of them is a run's
 # Files that a run replaces whole, under temporary names first.
@@ -52,9 +50,6 @@ def resume_command(folder: Path, setting: str = "") -> str:
         machines = "--standalone" if num_machines <= 1 else several
         start = f"torchrun {machines} --nproc-per-node={launch.local_world_size}"
     return f"{start} train_unet.py --resume {shlex.quote(str(folder))} {setting}".rstrip()
-
-
-# Which run is meant.
 
 
 def written_at(folder: Path, files: Sequence[str] = RUN_FILES) -> float | None:
@@ -94,6 +89,13 @@ def has_checkpoint(folder: Path) -> bool:
         raise CheckpointError(f"{folder} cannot be read ({with_advice(error)})") from None
 
 
+def describe_saved(folder: Path | None) -> str:
+    """What there is to go on from. None: the run has no folder yet."""
+    if folder is None or not has_checkpoint(folder):
+        return "nothing is saved"
+    return f"to go on where the state was saved: {resume_command(folder)}"
+
+
 def find_run(name: str, checkpoint_dir: Path) -> Path:
     """What there is to go on from: the folder of a run, by its name or path, or a .pt file."""
     candidates = (Path(name), checkpoint_dir / name)
@@ -126,15 +128,6 @@ def _list_runs(checkpoint_dir: Path, files: Sequence[str] = RUN_FILES) -> str:
     return f"{checkpoint_dir} holds {', '.join(runs[:NUM_NAMED]) or 'no runs'}"
 
 
-def note_later_run(found: Path, checkpoint_dir: Path) -> None:
-    """Name a run that began after the last save of this one and has saved nothing."""
-    saved = written_at(found, STATES) or 0.0
-    configs = [path for path in sorted(checkpoint_dir.glob(f"*/{CONFIG_YAML}")) if path.stat().st_mtime > saved]
-    later = next((path.parent for path in configs if not has_checkpoint(path.parent)), None)
-    if later is not None:
-        Console().note(f"{later} was begun later, but has saved nothing yet")
-
-
 def find_resume_source(resume: str | None, run_name: str, checkpoint_dir: Path) -> Path | None:
     """What to resume from, if anything: a run's folder, or the .pt file that was named."""
     if resume is None:
@@ -149,42 +142,31 @@ def folder_of(source: Path) -> Path | None:
     """The folder of the run that a resume source names; None for a file elsewhere: a new run begins from it."""
     if source.is_dir():
         return source
-    start = b""
-    with contextlib.suppress(OSError), open_file(source.parent / CONFIG_YAML) as file:
-        start = file.read(1000)
-    is_run = start.startswith(f"# {CONFIG_TITLE}".encode()) and (source.parent / SPLIT_CSV).is_file()
-    return source.parent if is_run else None
+    return source.parent if all((source.parent / name).is_file() for name in (RUN_JSON, SPLIT_CSV)) else None
 
 
 def check_init_from(config: Config) -> None:
     """Raises UserError where a new run would not find the model to begin with. A run that is resumed has its own."""
     checkpoint_dir = Path(config.checkpoint_dir)
-    if config.init_from is None or find_resume_source(config.resume, config.run_name, checkpoint_dir) is not None:
-        return
-    find_initial_model(config.init_from, checkpoint_dir)
+    if config.init_from is not None and not find_resume_source(config.resume, config.run_name, checkpoint_dir):
+        find_initial_model(config.init_from, checkpoint_dir)
 
 
 def find_initial_model(name: str, checkpoint_dir: Path) -> Path:
     """The file that init_from means: of a run's folder or name, of an exported folder, or itself. Raises UserError."""
-    need = f"need a run, a .pt, .pth or .safetensors file, or a folder with {SMP_WEIGHTS}"
     if Path(name).suffix in (".onnx", ".pt2"):
         raise UserError(f"init_from: {name} is an export for other programs; name its run")
-    places = (Path(name), checkpoint_dir / name)
-    for place in places:
+    for place in (Path(name), checkpoint_dir / name):
         for path in (place, *(place / file for file in WEIGHTS)):
             if os.path.isfile(path):  # noqa: PTH113 (False for a name that no file can have)
                 return path
-    if folder := next(filter(os.path.isdir, places), None):
-        raise UserError(f"init_from: {folder} holds no {BEST}, {LAST} or {SMP_WEIGHTS}; {need}")
-    raise UserError(f"init_from: there is no run or file {name}; {need}; {_list_runs(checkpoint_dir, STATES)}")
+    need = f"need a run, a .pt, .pth or .safetensors file, or a folder with {BEST}, {LAST} or {SMP_WEIGHTS}"
+    raise UserError(f"init_from: there is no model in {name}; {need}; {_list_runs(checkpoint_dir, STATES)}")
 
 
 def shown_model(path: Path) -> str:
     """How the user knows a file of weights: by the folder of its run or export, or by its own name."""
     return str(path.parent if path.name in WEIGHTS else path)
-
-
-# A new run.
 
 
 def new_run_folder(checkpoint_dir: Path, run_name: str) -> Path:
@@ -211,28 +193,18 @@ def start_folder(resume: str | None, run_name: str, checkpoint_dir: Path) -> Pat
 
 
 def check_may_write(folder: Path) -> None:
-    """Before an epoch is trained: raises UserError for a folder that does not take files of ours."""
-    for name in (LOG, RUN_JSON, SAMPLES):
-        with contextlib.suppress(OSError):
-            path = folder / name
-            mode = path.lstat().st_mode
-            is_file = stat.S_ISREG(mode) and name != SAMPLES
-            if stat.S_ISLNK(mode):
-                what = f"a link to {path.readlink()}; a run writes into its own folder alone: delete the link"
-                raise UserError(f"{path} is {what}")
-            if not (is_file or stat.S_ISDIR(mode)):
-                raise UserError(f"{path} is no ordinary file or folder; a run needs that name: delete it")
+    """Before an epoch is trained: raises UserError for a folder that takes no files, or has a link in place of ours."""
     try:
+        make_own_folder(folder / SAMPLES)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(PROBE_BYTES))
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        raise cannot(str(folder), "be written to", error, folder) from None
+        raise cannot(error.filename or str(folder), "be written to", error, folder) from None
 
 
 def sweep(folder: Path) -> None:
     """Delete what killed writers left behind. Raises OSError."""
     delete_drafts(folder, REPLACED)
-    if (folder / SAMPLES).is_dir() and not (folder / SAMPLES).is_symlink():
-        delete_drafts(folder / SAMPLES, [SAMPLE_NAMES])
+    delete_drafts(folder / SAMPLES, [SAMPLE_NAMES])

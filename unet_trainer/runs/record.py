@@ -32,7 +32,7 @@ ENDS: tuple[State, ...] = ("finished", "stopped early", "interrupted", "failed")
 COMPLETE: tuple[State, ...] = ENDS[:2]  # the run ended by itself
 STARTS = ("start", "resumed")
 MARKED = ("interrupted", "killed", "failed", "shrink")  # events that charts show
-NO_USE = "this model is of no use"  # what the warning of such a result starts with
+MIN_GAIN = 0.01  # of what lies between the baseline and an IoU of 1; a model below it is of no use
 MAX_NUMBER = 1e100  # beyond which a sum over epochs may not be finite
 Number = Annotated[float, Field(strict=True, gt=-MAX_NUMBER, lt=MAX_NUMBER, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_PIXELS)]
@@ -136,6 +136,8 @@ class Result(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # all of TrainResult but history and folder
     number_format: str
     is_compiled: bool
+    best_val_iou: Number | None
+    baseline_iou: Number | None
     warnings: list[str]
 
 
@@ -155,15 +157,14 @@ class RunFile(BaseModel):
     epochs: list[EpochRecord] = []
 
     @model_validator(mode="after")
-    def _check_classes(self) -> Self:
-        """Each epoch has the classes of the run and counts of all ids, or neither."""
-        names = next((list(epoch.classes) for epoch in reversed(self.epochs) if epoch.classes), [])
-        ids = self.model.get("ids") or []
-        num_ids = len(ids) or max(2, len(names))
+    def _check_epochs(self) -> Self:
+        """Each has the classes of the run and counts of all ids, or neither."""
+        size = len(self.id_names)
+        if self.class_names != self.id_names[-len(self.class_names) :]:
+            raise ValueError("the classes of the run are not those of its ids")
         for epoch in self.epochs:
-            is_square = epoch.confusion is None or [len(row) for row in epoch.confusion] == [num_ids] * num_ids
-            is_known = names == [name for name in ids or names if name in names] and list(epoch.classes) in ([], names)
-            if not (is_known and is_square):
+            is_square = epoch.confusion is None or [len(row) for row in epoch.confusion] == [size] * size
+            if not is_square or list(epoch.classes) not in ([], self.class_names):
                 raise ValueError(f"epoch {epoch.number} has other classes than the run, or no counts of their pixels")
         for before, epoch in pairwise(self.epochs):
             if epoch.number <= before.number:
@@ -172,6 +173,16 @@ class RunFile(BaseModel):
 
     def value(self, setting: str, otherwise: Any = None) -> Any:
         return self.settings[setting].value if setting in self.settings else otherwise
+
+    @property
+    def class_names(self) -> list[str]:
+        """Of the classes that are reported."""
+        return self.model.get("classes") or ["foreground"]
+
+    @property
+    def id_names(self) -> list[str]:
+        """Of all class ids, in the order of a confusion matrix."""
+        return self.model.get("ids") or ["background", "foreground"]
 
     @property
     def monitor(self) -> str:
@@ -187,8 +198,7 @@ class RunFile(BaseModel):
     @property
     def last_end(self) -> State | None:
         """None while the run goes on, or where it was killed."""
-        kinds = (event.kind for event in reversed(self.events))
-        last = next((kind for kind in kinds if kind in (*STARTS, *ENDS)), None)
+        last = next((event.kind for event in reversed(self.events) if event.kind in (*STARTS, *ENDS)), None)
         return next((state for state in ENDS if state == last), None)
 
     @property
@@ -217,26 +227,27 @@ class RunRecord:
         self._lock = threading.RLock()
 
     def open(self, folder: Path, resumed_after: Mapping[str, int] | None = None, **about: Mapping[str, Any]) -> None:
-        """Begin the record in the folder or go on with the one there. `about`: machine, data, model."""
-        path, text, after = folder / RUN_JSON, "", {"epoch": 0, "batch": 0, **(resumed_after or {})}
-        content = RunFile(**finite(about))
+        """Begin the record in the folder, or go on with the one there (`resumed_after`: epoch and batch). `about`:
+        machine, data, model."""
+        self.path, values, kind, text = folder / RUN_JSON, finite(about), "start", ""
         if resumed_after is not None:
+            kind = "resumed"
             try:
-                before = read_run_file(path)
+                before = read_run_file(self.path)
                 if before.events and before.last_end is None:
                     last = (before.epochs or before.events)[-1].time
-                    what = "the process ended without a word"
-                    before.events.append(Event("killed", last, before.num_finished, what))
-                epochs = [record for record in before.epochs if record.number <= after["epoch"]]
-                content = RunFile(**{**vars(before), **finite(about), "epochs": epochs, "result": {}})
+                    before.events.append(Event("killed", last, before.num_finished, "the process ended without a word"))
+                epochs = [record for record in before.epochs if record.number <= resumed_after["epoch"]]
+                values = {**vars(before), **values, "epochs": epochs, "result": {}}
             except FileNotFoundError:
                 pass
             except ValueError as error:
                 text = f"what the run recorded before is lost ({RUN_JSON}: {first_line(error)})"
-        start = Event("start" if resumed_after is None else "resumed", _now(), text=text, **after)
+        start = Event(kind, _now(), text=text, **(resumed_after or {}))
         with self._lock:
-            content.events += [*(replace(event, epoch=start.epoch) for event in self.content.events), start]
-            self.content, self.path = content, path
+            early = [replace(event, epoch=start.epoch) for event in self.content.events]
+            self.content = RunFile(**values)
+            self.content.events += [*early, start]
             self._write()
 
     def add(self, kind: str, text: str = "", epoch: int | None = None, batch: int = 0) -> None:
@@ -261,11 +272,8 @@ class RunRecord:
         stages: Mapping[str, float],
     ) -> EpochRecord:
         """Add an epoch, which is written with the next save."""
-        numbers, seconds = (
-            {name: value for name, value in its.items() if name != "epoch" and abs(value) < MAX_NUMBER}
-            for its in (row, stages)
-        )
-        epoch = EpochRecord(int(row["epoch"]), numbers, finite(classes), confusion, seconds, _now())
+        numbers = {name: value for name, value in row.items() if name != "epoch" and abs(value) < MAX_NUMBER}
+        epoch = EpochRecord(int(row["epoch"]), numbers, finite(classes), confusion, dict(stages), _now())
         with self._lock:
             epochs = self.content.epochs
             epochs.append(epoch)
@@ -307,11 +315,11 @@ def finite(value: Any) -> Any:
 
 
 class Mark(NamedTuple):
-    """What happened, its place on an axis of epochs, and the epochs that were finished then."""
+    """What charts show of a run."""
 
     kind: str
-    place: float
-    epoch: int
+    place: float  # on an axis of epochs
+    epoch: int  # epochs that were finished then
 
 
 class RunSummary(RunFile):
@@ -334,30 +342,20 @@ class RunSummary(RunFile):
     @property
     def is_of_no_use(self) -> bool:
         """Whether training found at its end that the model is no better than none."""
-        return any(warning.startswith(NO_USE) for warning in self.warnings)
+        iou, baseline = self.result.get("best_val_iou"), self.result.get("baseline_iou")
+        if iou is None or baseline is None or baseline == 1:  # 1: validation has one class
+            return False
+        return iou - baseline < MIN_GAIN * (1 - baseline)
 
     @property
     def num_epochs(self) -> int | None:
         """That are planned."""
-        number = self.value("num_epochs")
-        return number if type(number) is int else None
+        return number if type(number := self.value("num_epochs")) is int else None
 
     @property
     def progress(self) -> str:
         """Epochs that are done, of those that are planned: 5/6; 5 where the plan is not known."""
         return f"{len(self.epochs)}/{self.num_epochs}" if self.num_epochs else f"{len(self.epochs)}"
-
-    @property
-    def class_names(self) -> list[str]:
-        """Of the classes that are reported."""
-        classes = next((epoch.classes for epoch in reversed(self.epochs) if epoch.classes), None)
-        return list(classes or self.model.get("classes") or ["foreground"])
-
-    @property
-    def id_names(self) -> list[str]:
-        """Of all class ids, in the order of a confusion matrix."""
-        background = ["background"] if len(self.class_names) == 1 else []
-        return list(self.model.get("ids") or [*background, *self.class_names])
 
     @property
     def has_background(self) -> bool:
@@ -366,7 +364,6 @@ class RunSummary(RunFile):
 
     @property
     def best_iou(self) -> float | None:
-        """Of the best epoch."""
         return None if self.best is None else self.best.get("val_iou")
 
     @property
@@ -385,22 +382,21 @@ class RunSummary(RunFile):
     def image_scores(self) -> list[ImageScore]:
         """Of the best epoch, the worst first."""
         with noting(VAL_SCORES, self.problems):
-            return read_val_scores(self.folder / VAL_SCORES, self.class_names)
+            return read_val_scores(self.folder / VAL_SCORES)
         return []
 
     def column(self, name: str, kind: str = "") -> dict[int, float]:
         """Epoch and value, where there is one: of a column of metrics.csv, or this kind of score of a class."""
-        values = ((one.number, one.score(name, kind) if kind else one.get(name)) for one in self.epochs)
-        return {number: value for number, value in values if value is not None}
+        values = {one.number: one.score(name, kind) if kind else one.get(name) for one in self.epochs}
+        return {number: value for number, value in values.items() if value is not None}
 
     @property
     def marks(self) -> list[Mark]:
-        """What charts show of a run with epochs: the best one, interruptions, the early stop."""
-        last, best = self.epochs[-1].number, self.best
-        found = [] if best is None else [Mark("best", best.number, best.number)]
-        for event in self.events:
-            if event.kind in MARKED:  # between two epochs, within the chart
-                found.append(Mark(event.kind, min(max(event.epoch + 0.5, 1), max(1, last)), event.epoch))
+        """Of a run with epochs: the best one, interruptions, the early stop."""
+        last, marked = self.epochs[-1].number, [event for event in self.events if event.kind in MARKED]
+        found = [] if self.best is None else [Mark("best", self.best.number, self.best.number)]
+        # between two epochs, within the chart
+        found += [Mark(one.kind, min(max(one.epoch + 0.5, 1), max(1, last)), one.epoch) for one in marked]
         return found + ([Mark("stopped", last, last)] if self.state == "stopped early" else [])
 
     def peak(self, name: str) -> float:

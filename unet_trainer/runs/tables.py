@@ -25,7 +25,7 @@ COUNTS = ("hit_pixels", "truth_pixels", "predicted_pixels")
 
 
 def column(rows: Sequence[Row], name: str) -> list[float]:
-    """The values of a column, without the rows that do not have it."""
+    """Without the rows that do not have it."""
     return [float(row[name]) for row in rows if name in row]
 
 
@@ -91,28 +91,25 @@ def image_score(image: str, mask: str, counts: Sequence[Sequence[int]], class_na
     return ImageScore(image, mask, classes, num_counted - num_right, num_counted)
 
 
-def worst_first(scores: Sequence[ImageScore]) -> list[ImageScore]:
-    return sorted(scores, key=lambda score: badness(score.iou, score.wrong_pixels, score.counted_pixels, score.image))
-
-
 def badness(iou: float | None, wrong_pixels: int, counted_pixels: int, name: str) -> tuple[float, float, str]:
     """Sorts images from the worst on: by IoU, then by the share of wrong pixels; images without an IoU come last."""
     return (NO_IOU if iou is None else iou, -wrong_pixels / max(1, counted_pixels), name)
 
 
+def worst_first(scores: Sequence[ImageScore]) -> list[ImageScore]:
+    return sorted(scores, key=lambda score: badness(score.iou, score.wrong_pixels, score.counted_pixels, score.image))
+
+
 def val_scores_text(scores: Sequence[ImageScore]) -> str:
-    """The table. With several classes: their mean, then each class."""
-    names = list(scores[0].classes) if scores else []
-    several = len(names) > 1
-    header = ["image", "mask", *(f"{'mean_' if several else ''}{score}" for score in ("iou", "dice"))]
-    for name in names:
-        header += [f"iou {name}", *(f"{count} {name}" for count in COUNTS)] if several else COUNTS
+    """The table: the mean over the classes of an image, then each class."""
+    header = ["image", "mask", "iou", "dice"]
+    for name in scores[0].classes if scores else ():
+        header += [f"iou {name}", *(f"{count} {name}" for count in COUNTS)]
     lines = [csv_line([*header, "wrong_pixels", "counted_pixels"])]
     for score in worst_first(scores):
         row = [score.image, score.mask, _cell(score.iou), _cell(score.score("dice"))]
         for counts in score.classes.values():
-            row += [_cell(counts.iou)] if several else []
-            row += map(str, (counts.hits, counts.truth, counts.predicted))
+            row += [_cell(counts.iou), *map(str, (counts.hits, counts.truth, counts.predicted))]
         lines.append(csv_line([*row, score.wrong_pixels, score.counted_pixels]))
     return "".join(lines)
 
@@ -121,22 +118,20 @@ def _cell(value: float | None) -> str:
     return "" if value is None else f"{value:.6f}"
 
 
-def read_val_scores(path: Path, class_names: Sequence[str] = ()) -> list[ImageScore]:
-    """The table as it was written. `class_names`: for a table of one class, which has no name there. Raises OSError,
-    and ValueError for another table."""
+def read_val_scores(path: Path) -> list[ImageScore]:
+    """The table as it was written. Raises OSError, and ValueError for another table."""
     try:
         table = csv.DictReader(io.StringIO(read_text(path, errors="surrogateescape"), newline=""))
-        return [_read_row(row, class_names) for row in table]
+        return [_read_row(row) for row in table]
     except (csv.Error, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"no table of scores ({error})") from None
 
 
-def _read_row(row: dict[str, str], class_names: Sequence[str]) -> ImageScore:
-    classes = {}
-    for suffix in [column.removeprefix(COUNTS[0]) for column in row if column.startswith(COUNTS[0])]:
-        name = suffix[1:] if suffix else class_names[0] if class_names else "foreground"
-        classes[name] = ClassCounts(*(_count(row[f"{count}{suffix}"]) for count in COUNTS))
-        if classes[name].hits > min(classes[name].truth, classes[name].predicted):
+def _read_row(row: dict[str, str]) -> ImageScore:
+    start, classes = f"{COUNTS[0]} ", {}
+    for name in [column.removeprefix(start) for column in row if column.startswith(start)]:
+        classes[name] = found = ClassCounts(*(_count(row[f"{count} {name}"]) for count in COUNTS))
+        if found.hits > min(found.truth, found.predicted):
             raise ValueError(f"{row['image']!r:.60}: more pixels are right than there are")
     if not classes:
         raise ValueError("no class has counts of pixels")

@@ -1,4 +1,4 @@
-"""Experiment trackers that a user may switch on: TensorBoard, Weights & Biases, Trackio, MLflow. Never on by default.
+"""Experiment trackers that the user may switch on: TensorBoard, Weights & Biases, Trackio, MLflow. Never on by default.
 
 Each adapter begins the run or goes on with it: `id` is what the service knows it by, `earlier_id` that of a run that is
 resumed, whose epochs after `first_epoch` are logged again."""
@@ -21,6 +21,7 @@ PROJECT = "unet-trainer"
 SCALARS = {f"{split}_{score}": f"{score}/{split}" for score in ("loss", "iou", "dice") for split in ("train", "val")}
 for _name in ("learning_rate", "images_per_second", "data_wait", "seconds", "peak_memory_gib"):
     SCALARS[_name] = f"training/{_name}"
+Values = Mapping[str, Any]
 
 
 class TensorBoard:
@@ -28,15 +29,14 @@ class TensorBoard:
 
     id = None
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], first_epoch: int, earlier_id: str | None) -> None:
+    def __init__(self, folder: Path, settings: Values, first_epoch: int, earlier_id: str | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # hides what was logged of epochs that are trained again
-        purge = first_epoch + 1 if first_epoch else None
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_epoch + 1 if first_epoch else None)
         self.writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in settings.items()))
 
-    def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
+    def log(self, epoch: int, scalars: Values, picture: Path | None) -> None:
         from unet_trainer.images.image_decoding import read_image
 
         for name, value in scalars.items():
@@ -52,20 +52,17 @@ class TensorBoard:
 class Wandb:
     """Weights & Biases, and Trackio, which has its calls. Without an API key, wandb writes into RUN/wandb alone."""
 
-    def __init__(
-        self, package: str, folder: Path, settings: Mapping[str, Any], first_epoch: int, earlier_id: str | None
-    ) -> None:
+    def __init__(self, package: str, folder: Path, settings: Values, first_epoch: int, earlier_id: str | None) -> None:
         self.package, self.module = package, importlib.import_module(package)
         options: dict[str, Any] = {"project": PROJECT, "name": folder.name, "resume": "allow", "config": dict(settings)}
         if package == "wandb":
             os.environ.setdefault("WANDB_SILENT", "true")
-            mode = os.environ.get("WANDB_MODE")
-            if not mode:  # else it asks for a key
-                mode = "online" if os.environ.get("WANDB_API_KEY") or self.module.login(prompt=False) else "offline"
+            has_key = os.environ.get("WANDB_API_KEY") or self.module.login(prompt=False)  # else it asks for one
+            mode = os.environ.get("WANDB_MODE") or ("online" if has_key else "offline")
             options |= {"dir": str(folder), "id": earlier_id, "mode": mode}
         self.id = getattr(self.module.init(**options), "id", None)
 
-    def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
+    def log(self, epoch: int, scalars: Values, picture: Path | None) -> None:
         pictures = {} if picture is None else {SAMPLES: self.module.Image(str(picture))}
         self.module.log({**scalars, **pictures}, step=epoch)
 
@@ -76,7 +73,7 @@ class Wandb:
 class Mlflow:
     """MLflow, in checkpoint_dir/mlruns unless MLFLOW_TRACKING_URI says where."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], first_epoch: int, earlier_id: str | None) -> None:
+    def __init__(self, folder: Path, settings: Values, first_epoch: int, earlier_id: str | None) -> None:
         self.module = importlib.import_module("mlflow")
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -86,7 +83,7 @@ class Mlflow:
         if earlier_id is None:
             self.module.log_params({name: str(value)[:500] for name, value in settings.items()})
 
-    def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
+    def log(self, epoch: int, scalars: Values, picture: Path | None) -> None:
         self.module.log_metrics(dict(scalars), step=epoch)
         if picture is not None:
             self.module.log_artifact(str(picture), SAMPLES)
@@ -109,7 +106,8 @@ class Trackers:
     def __init__(
         self, config: Config, folder: Path, first_epoch: int, record: RunRecord, warn: Callable[[str], object]
     ) -> None:
-        self.folder, self.record, self.warn, self.last_picture = folder, record, warn, ""
+        self.folder, self.record, self.warn = folder, record, warn
+        self.last_picture: Path | None = None
         settings, known, self.running = as_dict(config), record.content.trackers, dict[str, Any]()
         for name in filter(settings.__getitem__, TRACKERS):
             with self._leaving_out(name):
@@ -120,27 +118,20 @@ class Trackers:
     def log(self, epoch: EpochRecord) -> None:
         """With the newest of the samples, which are written a little later than their epoch ends."""
         newest = max((self.folder / SAMPLES).glob(SAMPLE_NAMES), default=None)
-        picture = newest if newest is not None and newest.name > self.last_picture else None
-        self.last_picture = newest.name if newest is not None else ""
+        picture = None if newest == self.last_picture else newest
+        self.last_picture = newest
         scalars = {shown: value for column, shown in SCALARS.items() if (value := epoch.get(column)) is not None}
         for name, scores in epoch.classes.items():
             scalars |= {f"{score} of classes/{name}": value for score, value in scores.items() if value is not None}
-        self._log(epoch.number, scalars, picture)
+        self._call("log", epoch.number, scalars, picture)
 
     def finish(self) -> None:
-        content = self.record.content
-        if (best := content.best) is not None:
-            names = ("val_iou", "val_dice", "val_loss")
-            outcome = {"best_epoch": float(best.number), **{f"best_{name}": best.row.get(name) for name in names}}
-            self._log(content.num_finished, {name: value for name, value in outcome.items() if value is not None})
-        for name, tracker in list(self.running.items()):
-            with self._leaving_out(name):
-                tracker.finish(content.last_end in COMPLETE)
+        self._call("finish", self.record.content.last_end in COMPLETE)
 
-    def _log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None = None) -> None:
+    def _call(self, moment: str, *arguments: Any) -> None:
         for name, tracker in list(self.running.items()):
             with self._leaving_out(name):
-                tracker.log(epoch, scalars, picture)
+                getattr(tracker, moment)(*arguments)
 
     @contextlib.contextmanager
     def _leaving_out(self, name: str) -> Iterator[None]:

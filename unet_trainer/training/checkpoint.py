@@ -1,17 +1,18 @@
 """Checkpoints: how the state of a run is written, verified, read and restored, with the other files that a run saves.
 
-A checkpoint holds tensors and primitives only. It is written whole or not at all, and read with weights_only=True after
-the checksums of its parts are compared. last.pt is the state, previous.pt the one before it, best.pt the weights of the
-best epoch. Whether a state fits a model is checked by TrainState.load_state_dict.
+last.pt is the state, previous.pt the one before it, best.pt the weights of the best epoch: tensors and primitives only,
+written whole or not at all. Whether a state fits a model is checked by TrainState.load_state_dict.
 """
 
 import contextlib
+import copy
 import math
+import os
 import pickle
 import shlex
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,34 +22,15 @@ from typing import Any
 import torch
 
 from unet_trainer import __version__
-from unet_trainer.config.errors import (
-    CheckpointError,
-    NewerFormat,
-    NonFinite,
-    TrainingFailed,
-    UnreadableFile,
-    UserError,
-)
+from unet_trainer.config.errors import CheckpointError, NonFinite, TrainingFailed, UnreadableFile, UserError
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.schema import FIELDS, parse_value
 from unet_trainer.data.formats.table import split_csv_text
 from unet_trainer.data.splits import Split
 from unet_trainer.images.image_decoding import Pixels, encode_image
 from unet_trainer.model.segmenter import Segmenter, network_weights
-from unet_trainer.runs.folder import (
-    BEST,
-    CONFIG_TITLE,
-    CONFIG_YAML,
-    DAMAGED,
-    LAST,
-    METRICS_CSV,
-    PREVIOUS,
-    SAMPLES,
-    SPLIT_CSV,
-    VAL_SCORES,
-    has_checkpoint,
-    resume_command,
-)
+from unet_trainer.runs import folder as run_folder
+from unet_trainer.runs.folder import BEST, LAST, PREVIOUS, resume_command
 from unet_trainer.runs.record import RunRecord
 from unet_trainer.runs.tables import Row, write_metrics
 from unet_trainer.system.atomic_files import atomic_open, make_own_folder, write_bytes_atomically, write_text_atomically
@@ -66,31 +48,20 @@ ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, Overf
 
 
 class ForeignCheckpoint(CheckpointError):
-    """A whole file of torch.save that no run has written."""
-
-
-# A file.
+    """A whole file of torch.save that this version has not written."""
 
 
 def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | None = None) -> None:
-    """Write a file and read it back before it gets its name; `previous` then names the file that it replaced.
-
-    Raises OSError, and NonFinite for weights that are NaN or infinite. The content is a copy on the host, as HostCopy
-    makes it, so that the file loads on any machine.
-    """
-    stored = {"format": FORMAT, **content}
-    if (bad := _first_non_finite(stored)) is not None:
-        raise NonFinite(f"the weights ({bad}) are not finite and were not saved as {path}")
-    with atomic_open(path, verify=_check_archive, previous=previous) as file:
+    """Write a file of copies on the host and verify it before it gets its name; `previous` then names the file that it
+    replaced. Raises OSError, and NonFinite for weights that are NaN or infinite."""
+    for weights in (content.get("model") or {}, (content.get("ema") or {}).get("model") or {}):
+        if (bad := first_non_finite(weights)) is not None:
+            raise NonFinite(f"the weights ({bad}) are not finite and were not saved as {path}")
+    with atomic_open(path, verify=check_archive, previous=previous) as file:
         try:
-            torch.save(stored, file)
+            torch.save({"format": FORMAT, **content}, file)
         except RuntimeError as error:  # of a full disk torch says that it is at an unexpected position
             raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
-
-
-def _first_non_finite(content: Mapping[str, Any]) -> str | None:
-    averaged = (content.get("ema") or {}).get("model") or {}
-    return first_non_finite(content.get("model") or {}) or first_non_finite(averaged)
 
 
 def first_non_finite(weights: Mapping[str, torch.Tensor]) -> str | None:
@@ -101,52 +72,43 @@ def first_non_finite(weights: Mapping[str, torch.Tensor]) -> str | None:
     return next((name for name, norm in zip(floats, largest, strict=True) if not math.isfinite(norm)), None)
 
 
-def _check_archive(path: Path) -> None:
-    """Raise CheckpointError unless the file is a zip whose parts have the checksums that it states."""
-    try:
-        with open_file(path) as file:
-            check_zip(file)
-            with zipfile.ZipFile(file) as archive:
-                damaged = archive.testzip()
-    except OSError:
-        raise
-    except Exception as error:  # a hostile file can make a reader fail in any way
-        raise CheckpointError(f"{path} is not a checkpoint, or is cut off or damaged ({first_line(error)})") from None
-    if damaged is not None:
-        raise CheckpointError(f"{path} is damaged: the checksum of {damaged} in it is wrong")
-
-
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """An OSError becomes CheckpointError or, where the file may be whole, UnreadableFile."""
+    """What is wrong with the file becomes CheckpointError; UnreadableFile where the file may be whole."""
     try:
         yield
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
-    except OSError as error:
-        if error.errno in NO_FILE:
+    except (OSError, MemoryError) as error:
+        if getattr(error, "errno", None) in NO_FILE:
             raise CheckpointError(f"{path} is not a file") from None
         raise UnreadableFile(f"{path} cannot be read ({with_advice(error)})") from None
+    except pickle.UnpicklingError:
+        reason = "it holds more than tensors and primitives"
+        raise ForeignCheckpoint(f"{path} is not a checkpoint that can be read ({reason})") from None
+    except Exception as error:  # a hostile file can make a reader fail in any way
+        raise CheckpointError(f"{path} is not a checkpoint, or is cut off or damaged ({first_line(error)})") from None
+
+
+def check_archive(path: Path) -> None:
+    """Raise CheckpointError unless the file is a zip whose parts have the checksums that it states."""
+    with _reading(path), open_file(path) as file:
+        check_zip(file)
+        with zipfile.ZipFile(file) as archive:
+            if (damaged := archive.testzip()) is not None:
+                raise CheckpointError(f"{path} is damaged: the checksum of {damaged} in it is wrong")
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the content of a checkpoint of this trainer; raises CheckpointError."""
+    check_archive(path)
     with _reading(path):
-        _check_archive(path)
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        except OSError:
-            raise
-        except pickle.UnpicklingError:
-            what = "it holds more than tensors and primitives"
-            raise ForeignCheckpoint(f"{path} is not a checkpoint that can be read ({what})") from None
-        except Exception as error:  # a hostile file can make a loader fail in any way
-            raise CheckpointError(f"{path} is not a checkpoint that can be read ({first_line(error)})") from None
+        content = torch.load(path, map_location="cpu", weights_only=True)
     number = content.get("format") if isinstance(content, dict) else None
-    if type(number) is not int or not isinstance(content.get("config"), dict) or number < FORMAT:
-        raise ForeignCheckpoint(f"{path} is not a checkpoint of this trainer (format {FORMAT})")
-    if number > FORMAT:
-        raise NewerFormat(f"{path} was written by a newer version (format {number}); this one reads format {FORMAT}")
+    if type(number) is not int or number != FORMAT or not isinstance(content.get("config"), dict):
+        raise ForeignCheckpoint(f"{path} is not a checkpoint of this version of the trainer (format {FORMAT})")
     return content
 
 
@@ -156,14 +118,12 @@ def model_weights(path: Path, content: Mapping[str, Any], raw: bool = False) -> 
     averaged = (content.get("ema") or {}).get("model")
     if raw and "optimizer" not in content and content["config"].get("ema_decay") is not None:
         raise CheckpointError(f"{path} holds averaged weights alone; the raw ones are in {LAST} of the same run")
-    weights = content["model"] if raw or averaged is None else averaged
-    if not isinstance(weights, Mapping) or not all(
-        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in weights.items()
-    ):
+    weights = dict(content["model"] if raw or averaged is None else averaged)
+    if not all(isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in weights.items()):
         raise ValueError("its weights are no tensors by name")
     if (bad := first_non_finite(weights)) is not None:
         raise ValueError(f"{bad} is not finite")
-    return dict(weights)
+    return weights
 
 
 def read_last(path: Path) -> dict[str, Any]:
@@ -184,38 +144,34 @@ def read_run(where: Path, warn: Callable[[str], object]) -> dict[str, Any]:
     """Return the state of a run: the .pt file if one was named, else the newest undamaged state of the folder."""
     if not where.is_dir():
         return read_last(where)
+    last, previous = where / LAST, where / PREVIOUS
     try:
-        return read_last(where / LAST)
-    except (NewerFormat, UnreadableFile):
+        return read_last(last)
+    except (ForeignCheckpoint, UnreadableFile):
         raise
     except CheckpointError as error:
-        if not (where / PREVIOUS).is_file():
-            raise
         damage = str(error)
     try:
-        content = read_last(where / PREVIOUS)
+        content = read_last(previous)
     except CheckpointError as error:
         lost = "no state of this run is left to go on from: resume=null trains anew"
         raise CheckpointError(f"{damage}; {error}; {lost}") from None
     # Else the next save would rename the damaged file over the good one, and a kill then would leave no usable state.
     with contextlib.suppress(OSError):  # reported when the run opens its folder
-        with contextlib.suppress(FileNotFoundError):
-            (where / LAST).replace(where / DAMAGED)
-            damage += f" (kept as {DAMAGED})"
-        (where / PREVIOUS).replace(where / LAST)
-    warn(f"{damage}; going on from {where / PREVIOUS}, which was saved before it")
+        if os.path.lexists(last):
+            last.replace(where / run_folder.DAMAGED)
+            damage += f" (kept as {run_folder.DAMAGED})"
+        previous.replace(last)
+    warn(f"{damage}; going on from {previous}, which was saved before it")
     return content
-
-
-# The files of a run.
 
 
 @dataclass(eq=False)
 class Checkpointer:
-    """Writes a run's files in a background thread, one list of them at a time, each complete or as it was before.
+    """Writes a run's files in a background thread, each complete or as it was before; an error ends the run.
 
     What waits is written with the next state, in order: best.pt comes before the last.pt that refers to it, and a crash
-    in between repeats an epoch. A file that cannot be written ends the run."""
+    in between repeats an epoch."""
 
     folder: Path
     settings: Settings
@@ -224,46 +180,39 @@ class Checkpointer:
     console: Console
     record: RunRecord = field(default_factory=RunRecord)
     drawings: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # by their file
-    saving: Future[Any] | None = field(default=None, init=False)
-    waiting: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
-    saved_at: float = field(default_factory=time.monotonic, init=False)
 
     def __post_init__(self) -> None:
-        self.num_test = len(self.split.test)
+        self.saving: Future[Any] | None = None
+        self.waiting: dict[str, Callable[[], object]] = {}
+        self.saved_at, self.num_test = time.monotonic(), len(self.split.test)
         self.initial: HostCopy | None = self._copy_state()  # the state at this start, until a later one is on disk
 
-    def _copy_state(self, best: HostCopy | None = None) -> HostCopy:
-        return HostCopy({**self._about_run(), "split": split_names(self.split), **self.state.state_dict()}, best)
+    def _copy_state(self) -> HostCopy:
+        return self._copy({"split": split_names(self.split), **self.state.state_dict()})
 
     def _copy_best(self, row: Row, best: Segmenter) -> HostCopy:
-        about = {"epoch": self.state.epoch, "metrics": dict(row)}
-        return HostCopy({**self._about_run(), **about, "model": network_weights(best)})
+        return self._copy({"epoch": self.state.epoch, "metrics": dict(row), "model": network_weights(best)})
 
-    def _about_run(self) -> dict[str, Any]:
-        """What every checkpoint of the run holds."""
-        return {
-            "version": __version__,
-            "spec": self.state.segmenter.spec.to_dict(),
-            "config": self.settings.repeatable_dict(),
-            "decisions": self.settings.sources_and_reasons(),
-        }
+    def _copy(self, content: Mapping[str, Any]) -> HostCopy:
+        """With what every checkpoint of the run holds."""
+        about = {"version": __version__, "spec": self.state.segmenter.spec.to_dict()}
+        about |= {"config": self.settings.repeatable_dict(), "decisions": self.settings.sources_and_reasons()}
+        return HostCopy({**about, **content})
 
     def describe_saved(self) -> str:
-        """What there is to go on from."""
-        state = next((file for file in (self.folder / LAST, self.folder / PREVIOUS) if file.is_file()), None)
-        saved = f"the last save is {state}; to go on: {resume_command(self.folder)}"
-        return "there is no state to go on from" if state is None else saved
+        return run_folder.describe_saved(self.folder)
 
     def write_config(self) -> None:
         """What the run is trained with, to repeat it or to go on with it."""
-        header = f"{CONFIG_TITLE} To run them again: python train_unet.py {shlex.quote(str(self.folder / CONFIG_YAML))}"
-        text = self.settings.to_yaml(header, resume=None, run_name=self.folder.name)
-        write_text_atomically(self.folder / CONFIG_YAML, text)
+        path = self.folder / run_folder.CONFIG_YAML
+        header = f"Settings of this run. To run them again: python train_unet.py {shlex.quote(str(path))}"
+        write_text_atomically(path, self.settings.to_yaml(header, resume=None, run_name=self.folder.name))
         self.record.update(settings=self.settings.explained())
 
     def write_split(self) -> None:
         """Which pairs train and which validate, so that a resumed run keeps to it."""
-        write_text_atomically(self.folder / SPLIT_CSV, split_csv_text(self.split, Path(self.settings.taken.data_dir)))
+        text = split_csv_text(self.split, Path(self.settings.taken.data_dir))
+        write_text_atomically(self.folder / run_folder.SPLIT_CSV, text)
 
     def save_epoch(
         self,
@@ -272,51 +221,47 @@ class Checkpointer:
         draw_samples: Callable[[], Callable[[], Pixels]],
         make_scores: Callable[[], str],
     ) -> None:
-        """Save a finished epoch, whose state is final; `best` is the evaluated model if it is the best so far.
-
-        `draw_samples` is called for the best only; what it returns is called in the background, and so is
-        `make_scores`."""
-        best_copy = None
+        """Save a finished epoch, whose state is final. `best`: the evaluated model if it is the best so far; then the
+        samples are drawn too. The picture and the scores are made in the background."""
+        history = [dict(row) for row in self.state.history]
         if best is not None:
-            best_copy = self._copy_best(row, best)
-            self.waiting[BEST] = partial(self._write_state, BEST, best_copy)
-            self.waiting[VAL_SCORES] = lambda: write_text_atomically(self.folder / VAL_SCORES, make_scores())
+            self.waiting[BEST] = partial(self._write_state, BEST, self._copy_best(row, best))
+            self.waiting["scores"] = lambda: write_text_atomically(self.folder / run_folder.VAL_SCORES, make_scores())
             try:
-                picture, name = draw_samples(), f"epoch_{self.state.epoch:04d}.png"
-                self.waiting[SAMPLES] = lambda: self._write_picture(name, picture())
+                self.waiting["samples"] = partial(self._write_picture, self.state.epoch, draw_samples())
             except (RuntimeError, MemoryError, UserError) as error:  # which do not end the epoch that the picture shows
                 self.console.warn(f"no picture of epoch {self.state.epoch}: {first_line(error)}")
-        history = [dict(row) for row in self.state.history]
-        self.waiting[METRICS_CSV] = lambda: write_metrics(self.folder / METRICS_CSV, history)
+        self.waiting["metrics"] = lambda: write_metrics(self.folder / run_folder.METRICS_CSV, history)
         if self.saving is None or self.saving.done():  # else an epoch is shorter than a save: the next one writes all
-            self.save_state(best=best_copy)
-
-    def _write_state(self, name: str, copy: HostCopy, previous: Path | None = None) -> None:
-        write_checkpoint(self.folder / name, copy.content(), previous)
-        if name == LAST:
-            self.initial = None
-
-    def _write_picture(self, name: str, picture: Pixels) -> None:
-        make_own_folder(self.folder / SAMPLES)
-        write_bytes_atomically(self.folder / SAMPLES / name, encode_image(picture, ".png"))
-
-    def save_state(self, best: HostCopy | None = None) -> None:
-        """Save the state as it is now, with all that waits for it. Waits for a save under way."""
-        self.wait()
-        write_last = partial(self._write_state, LAST, self._copy_state(best), self.folder / PREVIOUS)
-        waiting, self.waiting, self.saved_at = [*self.waiting.values()], {}, time.monotonic()
-        drawings = self.drawings.values()
-        files: list[Callable[[], object]] = [self.record.save, *waiting, write_last, self.write_config, *drawings]
-        self.saving = start_thread(partial(_write_all, files), "checkpoint", is_awaited=True)
+            self.save_state()
 
     def save_if_due(self) -> None:
         """Within an epoch: every checkpoint_minutes, and when files wait and the disk is free."""
         if self.saving is not None and not self.saving.done():
             return
         self.wait()
-        minutes, now = self.settings.taken.checkpoint_minutes, time.monotonic()
-        if self.waiting or (minutes is not None and now - self.saved_at > 60 * minutes):
+        minutes = self.settings.taken.checkpoint_minutes
+        if self.waiting or (minutes is not None and time.monotonic() - self.saved_at > 60 * minutes):
             self.save_state()
+
+    def save_state(self) -> None:
+        """Save the state as it is now, with all that waits for it. Waits for a save under way."""
+        self.wait()
+        write_last = partial(self._write_state, LAST, self._copy_state(), self.folder / PREVIOUS)
+        files: list[Callable[[], object]] = [self.record.save, *self.waiting.values(), write_last, self.write_config]
+        files += self.drawings.values()
+        self.waiting, self.saved_at = {}, time.monotonic()
+        self.saving = start_thread(lambda: [write() for write in files], "checkpoint", is_awaited=True)
+
+    def _write_state(self, name: str, content: HostCopy, previous: Path | None = None) -> None:
+        write_checkpoint(self.folder / name, content.content(), previous)
+        if name == LAST:
+            self.initial = None
+
+    def _write_picture(self, epoch: int, draw: Callable[[], Pixels]) -> None:
+        make_own_folder(self.folder / run_folder.SAMPLES)
+        path = self.folder / run_folder.SAMPLES / f"epoch_{epoch:04d}.png"
+        write_bytes_atomically(path, encode_image(draw(), ".png"))
 
     def finish(self) -> None:
         """Wait until everything is written."""
@@ -331,13 +276,12 @@ class Checkpointer:
             self.attempt(saving.result)
 
     def attempt(self, write: Callable[[], object]) -> None:
-        """Write; raises TrainingFailed where the disk refuses."""
+        """Write; raises TrainingFailed where the disk refuses, or gives back something else."""
         try:
             write()
-        except OSError as error:
-            path = named_file(error) or self.folder
-            why = with_advice(error, self.folder)
-            raise TrainingFailed(f"{path} could not be written ({why}); {self.describe_saved()}") from None
+        except (OSError, CheckpointError) as error:
+            what = f"{named_file(error) or self.folder} could not be written ({with_advice(error, self.folder)})"
+            raise TrainingFailed(f"{what}; {self.describe_saved()}") from None
 
     def check_best(self) -> str | None:
         """Return what became of best.pt if it is missing or damaged: there is no best epoch then, unless the state is
@@ -346,49 +290,37 @@ class Checkpointer:
         if best_epoch == 0 or BEST in self.waiting:
             return None
         try:
-            with _reading(self.folder / BEST):
-                _check_archive(self.folder / BEST)
-            return None
+            check_archive(self.folder / BEST)
         except UnreadableFile:
             raise
         except CheckpointError as error:
-            if (state.epoch, state.batch) == (best_epoch, 0):
-                self.attempt(partial(self._write_state, BEST, self._copy_best(state.history[-1], state.eval_segmenter)))
-                self.console.warn(f"{error}; it is written anew from this state, which is that of the best epoch")
-                return None
-            state.forget_best()
-            return f"{error}: the weights of epoch {best_epoch}, the best so far, are lost"
+            if (state.epoch, state.batch) != (best_epoch, 0):
+                state.forget_best()
+                return f"{error}: the weights of epoch {best_epoch}, the best so far, are lost"
+            self.attempt(partial(self._write_state, BEST, self._copy_best(state.history[-1], state.eval_segmenter)))
+            self.console.warn(f"{error}; it is written anew from this state, which is that of the best epoch")
+        return None
 
     def save_on_failure(self, state_is_whole: bool) -> None:
-        """Before a run fails: save the state as it is, or, if there is nothing else to go on from, that of the
-        start."""
+        """Before a run fails: save the state as it is, or, where there is nothing to go on from, that of the start."""
         initial = self.initial
         try:
             if state_is_whole:
                 self.save_state()
-            else:
-                self.waiting = {}
-            self.finish()
+            self.wait()
         except TrainingFailed:
             raise
         except (RuntimeError, MemoryError) as error:  # numbers that are not finite, or no memory for a copy
             self.console.warn(f"the state could not be saved: {first_line(error)}")
-        if initial is not None and not has_checkpoint(self.folder):
+        if initial is not None and not run_folder.has_checkpoint(self.folder):
             self.attempt(partial(self._write_state, LAST, initial))
 
     def restore_last(self) -> None:
         """Load the state that was saved last, or else that of the start."""
-        with contextlib.suppress(NonFinite):  # that is what it is restored from
-            self.wait()
+        self.wait()
         self.waiting, initial = {}, self.initial
-        # A copy, because the state that is loaded changes in place.
-        content = read_run(self.folder, self.console.warn) if initial is None else HostCopy(initial.content()).content()
-        self.state.load_state_dict(content)
-
-
-def _write_all(files: Sequence[Callable[[], object]]) -> None:
-    for write in files:
-        write()
+        saved = read_run(self.folder, self.console.warn) if initial is None else initial.content()
+        self.state.load_state_dict(copy.deepcopy(saved))  # what is loaded changes in place
 
 
 @dataclass(eq=False)

@@ -31,5 +31,5 @@ def check_checkpoint_dir(config: Config) -> None:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        if error.errno not in NO_ROOM:  # room is looked for later, by on_save_error
+        if error.errno not in NO_ROOM:  # the start looks for room
             raise cannot(f"checkpoint_dir: {folder}", "be written to", error, folder) from None

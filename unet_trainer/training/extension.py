@@ -61,12 +61,11 @@ def collect_callbacks(callbacks: Iterable[Callback], on_epoch: Callable[[Row], o
     collected = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
     for index, callback in enumerate(collected):
         if not isinstance(callback, Callback):
-            what = f"the class {callback.__name__}" if isinstance(callback, type) else type(callback).__name__
             need = "an instance of a subclass of unet_trainer.Callback; a function goes to on_epoch"
-            raise UserError(f"callbacks[{index}]: got {what}; need {need}")
+            raise UserError(f"callbacks[{index}]: got {callback!r:.80}; need {need}")
     if on_epoch is not None:
         if not callable(on_epoch):
-            raise UserError(f"on_epoch: got {type(on_epoch).__name__}; need a function of an epoch's row")
+            raise UserError(f"on_epoch: got {on_epoch!r:.80}; need a function of an epoch's row")
         collected.append(Callback())
         collected[-1].on_epoch = on_epoch  # type: ignore[assignment, method-assign]
     return collected

@@ -4,7 +4,7 @@ in a file is run, and what it says of itself is checked. Resuming a run is not d
 import contextlib
 import hashlib
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,6 @@ from unet_trainer.training.checkpoint import ILL_FORMED, ForeignCheckpoint, mode
 
 NETWORK_KEYS = ("architecture", "encoder", "decoder_channels", "decoder_attention")
 DEFAULT_DECODER = (256, 128, 64, 32, 16)  # what decoder_channels: null stands for
-WRAPPERS = ("module", "model")  # that other tools put before a network's own names
-COUNTER = "num_batches_tracked"
-MAX_CHANNELS = 64  # of images, as in_channels has it: a file may claim any number
 SMP_CONFIG, MAX_CARD_BYTES = "config.json", 2**20
 
 
@@ -63,17 +60,13 @@ class InitialModel:
         wrong = []
         for name, value in self.network.items():
             own = getattr(config, name)
-            if not _is_set(config, name) and value != own:
-                decided[name] = value, self.reason
-            elif _is_set(config, name) and (value or DEFAULT_DECODER) != own:
-                wrong.append(name)
+            if not _is_set(config, name):
+                decided |= {name: (value, self.reason)} if value != own else {}
+            elif (value or DEFAULT_DECODER) != own:
+                wrong.append(f"{name} is {value_text(to_plain(value))}, and {value_text(to_plain(own))} in the config")
         if wrong:
-            has, wants = (
-                ", ".join(f"{name}: {value_text(to_plain(values[name]))}" for name in wrong)
-                for values in (self.network, vars(config))
-            )
-            fix = f"leave {' and '.join(wrong)} out to take the model's, or name another model"
-            raise UserError(f"init_from: {self.title} has {has}; the config has {wants}; {fix}")
+            fix = "leave these settings out to take the model's, or name another model"
+            raise UserError(f"init_from: of {self.title}, {'; '.join(wrong)}; {fix}")
         return decided
 
     @property
@@ -94,27 +87,26 @@ class InitialModel:
     def load_into(self, network: torch.nn.Module, spec: SegmenterSpec) -> LoadedWeights:
         """Loads every tensor that fits. Raises UserError where none does, and for values that are not finite."""
         wanted = network.state_dict()
-        in_file = _without_wrappers(self.weights, wanted)
+        in_file = {_without_wrappers(name, wanted): tensor for name, tensor in self.weights.items()}
         first = next((name for name, tensor in wanted.items() if tensor.ndim == 4), "")
         head, old_ids = _last_layer(network), match_classes(self.spec, spec)
         fitting: dict[str, torch.Tensor] = {}
-        new_layers: dict[str, str] = {}
-        remarks = []
+        remarks, missing = [], []
         for name, target in wanted.items():
             source = in_file.get(name)
             if source is None or source.is_floating_point() != target.is_floating_point():
-                new_layers[name] = f"{name} {tuple(target.shape)}"
+                missing += [f"{name} {tuple(target.shape)}"] if target.is_floating_point() else []
             elif name in head and self.spec is not None and _have_rows(source, self.spec, target, spec):
                 if any(old is not None for old in old_ids):
                     fitting[name] = _class_rows(source, target, old_ids)
             elif source.shape == target.shape:
                 fitting[name] = source
-            elif name == first and _differs_in_channels(source, target):
+            elif name == first and source.numel() and _kernels(source) == _kernels(target):
                 fitting[name] = adapt_channels(source, target.shape[1])
                 remarks.append(f"{name} is adapted from {source.shape[1]} to {target.shape[1]} channels")
             else:
-                new_layers[name] = f"{name} {tuple(target.shape)}, {tuple(source.shape)} in the file"
-        if all(name.endswith(COUNTER) for name in fitting):
+                missing.append(f"{name} {tuple(target.shape)}, {tuple(source.shape)} in the file")
+        if not any(source.is_floating_point() for source in fitting.values()):
             there = next(iter(in_file))
             fix = "is it another network's? architecture, encoder and decoder_channels must be those of the model"
             fix = f"an encoder alone is encoder_weights={self.path}" if f"encoder.{there}" in wanted else fix
@@ -123,18 +115,15 @@ class InitialModel:
         if bad := [name for name, source in fitting.items() if not source.isfinite().all()]:
             raise UserError(f"init_from: {self.path} holds NaN or infinite values, e.g. in {bad[0]}")
         network.load_state_dict({**wanted, **fitting})
-        new_layers = {name: text for name, text in new_layers.items() if not name.endswith(COUNTER)}
         new_names = [name for name, old in zip(spec.id_names, old_ids, strict=True) if old is None]
-        if head and new_names:
-            new_layers["classes"] = f"the classes {first_few(new_names)} in the last layer"
-        if new_layers:
-            remarks.append(f"new weights for {first_few(new_layers.values())}")
+        missing += [f"the classes {first_few(new_names)} in the last layer"] if head and new_names else []
+        remarks += [f"new weights for {first_few(missing)}"] if missing else []
         if unused := [name for name in in_file if name not in wanted]:
             remarks.append(f"{counted(len(unused), 'tensor')} of the file not used, e.g. {unused[0]:.100}")
         with open_file(self.path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # it has readinto
         summary = f"{len(fitting)} of {len(wanted)} tensors of {self.title}, sha256 {digest[:16]}"
-        return LoadedWeights(summary, "; ".join(remarks), not new_layers)
+        return LoadedWeights(summary, "; ".join(remarks), not missing)
 
 
 def read_initial_model(init_from: str, checkpoint_dir: Path) -> InitialModel:
@@ -174,9 +163,7 @@ def _read_cards(folder: Path) -> tuple[SegmenterSpec | None, dict[str, Any]]:
     if (folder / SMP_CARD).is_file():
         spec = SegmenterSpec.from_dict(read_json(folder / SMP_CARD, MAX_CARD_BYTES)["spec"])
         return spec, _network_of(spec)
-    if not (folder / SMP_CONFIG).is_file():
-        return None, {}
-    about = read_json(folder / SMP_CONFIG, MAX_CARD_BYTES)
+    about = read_json(folder / SMP_CONFIG, MAX_CARD_BYTES) if (folder / SMP_CONFIG).is_file() else None
     if not isinstance(about, dict) or "_model_class" not in about:  # of another library
         return None, {}
     channels = about.get("decoder_channels")
@@ -196,21 +183,17 @@ def _is_set(config: Config, name: str) -> bool:
     return value not in ("auto", None) and is_chosen
 
 
-def _without_wrappers(weights: Mapping[str, torch.Tensor], wanted: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _without_wrappers(name: str, wanted: Mapping[str, Any]) -> str:
     """Without the prefixes of torch.compile, DistributedDataParallel and other tools, however they nest."""
-    renamed = {}
-    for name, tensor in weights.items():
-        parts = [part for part in name.split(".") if part != "_orig_mod"]
-        while len(parts) > 1 and parts[0] in WRAPPERS and ".".join(parts) not in wanted:
-            del parts[0]
-        renamed[".".join(parts)] = tensor
-    return renamed
+    name = name.replace("_orig_mod.", "")
+    while name not in wanted and name.startswith(("module.", "model.")):
+        name = name.partition(".")[2]
+    return name
 
 
-def _differs_in_channels(tensor: torch.Tensor, own: torch.Tensor) -> bool:
-    """Whether two kernels of a first layer differ in the number of channels of the image alone."""
-    is_alike = tensor.ndim == 4 and (tensor.shape[0], *tensor.shape[2:]) == (own.shape[0], *own.shape[2:])
-    return is_alike and 0 < tensor.shape[1] <= MAX_CHANNELS
+def _kernels(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape of the kernels of a first layer, whatever the channels of the image."""
+    return tuple(tensor.shape[:1] + tensor.shape[2:])
 
 
 def _last_layer(network: torch.nn.Module) -> tuple[str, ...]:
@@ -248,7 +231,7 @@ def _have_rows(tensor: torch.Tensor, old: SegmenterSpec, own: torch.Tensor, new:
     return own.shape[0] == new.num_classes and tensor.shape == (old.num_classes, *own.shape[1:])
 
 
-def _class_rows(tensor: torch.Tensor, own: torch.Tensor, old_ids: Sequence[int | None]) -> torch.Tensor:
+def _class_rows(tensor: torch.Tensor, own: torch.Tensor, old_ids: list[int | None]) -> torch.Tensor:
     """The last layer's rows; those of new classes are its own. A lone logit z of the foreground stands for the logits
     (0, z), see class_logits."""
     rows = torch.cat([torch.zeros_like(tensor), tensor]) if len(tensor) == 1 else tensor

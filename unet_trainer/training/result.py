@@ -22,12 +22,12 @@ def build_result(run: Run) -> TrainResult:
     config, state = run.config, run.state
     has_best, baseline = state.early_stopping.best_epoch > 0, _baseline(run)
     best = state.history[state.early_stopping.best_epoch - 1] if has_best else state.history[-1]
-    per_class = state.per_class_iou if has_best else [None] * len(class_names(config))
+    names = class_names(config)
     return TrainResult(
         run_dir=run.checkpointer.folder,
         best_epoch=int(best["epoch"]),
         best_val_iou=float(best.get("val_iou", math.nan)),
-        per_class_iou=dict(zip(class_names(config), per_class, strict=True)),
+        per_class_iou=dict(zip(names, state.per_class_iou if has_best else [None] * len(names), strict=True)),
         epochs=state.epoch,
         stopped_early=state.epoch < config.num_epochs,
         seconds=round(state.seconds, 3),
@@ -42,23 +42,24 @@ def build_result(run: Run) -> TrainResult:
     )
 
 
+def _baseline(run: Run) -> Baseline | None:
+    return best_baseline(run.state.confusion, run.config.num_classes, id_names(run.config))
+
+
 def _warnings(run: Run) -> list[str]:
     """What is wrong with the model, each with what to try."""
     config, state = run.config, run.state
+    if run.lost_best is not None and not state.early_stopping.best_epoch:
+        return [f"{run.lost_best}; {LAST} holds those of the last epoch"]
     if not state.early_stopping.best_epoch:
-        no_number = f"{config.monitor} was no number in any epoch (does validation hold pixels that count?)"
-        no_best = f"{run.lost_best}; {LAST} holds those of the last epoch"
-        return [f"{no_number}; there is no {BEST}" if run.lost_best is None else no_best]
+        why = "was no number in any epoch (does validation hold pixels that count?)"
+        return [f"{config.monitor} {why}; there is no {BEST}"]
     # of epochs that were trained again, num_cut may be too many
     num_cut = run.budget.num_cut // config.accumulation_steps
     num_steps = max(1, state.epoch * state.learning_rate.steps_per_epoch - num_cut)
     _, largest_side = state.segmenter.spec.source_sides or (0.0, math.inf)
     known = (config, run.settings.was_open, state.confusion, state.history, num_steps, run.untaught_ids, largest_side)
     return ["\n  - ".join([problem, *advice]) for problem, advice in find_problems(*known)]
-
-
-def _baseline(run: Run) -> Baseline | None:
-    return best_baseline(run.state.confusion, run.config.num_classes, id_names(run.config))
 
 
 def report(run: Run, close: Callable[[], object] = lambda: None) -> TrainResult:
@@ -83,12 +84,11 @@ def report(run: Run, close: Callable[[], object] = lambda: None) -> TrainResult:
 def say_result(run: Run, result: TrainResult) -> None:
     """The last lines name what there is and what to do with it."""
     folder, stopping, console, baseline = result.run_dir, run.state.early_stopping, run.console, _baseline(run)
-    has_best, num_test = stopping.best_epoch > 0, run.checkpointer.num_test
     console.say()
     if result.stopped_early:
         why = f"no better {run.config.monitor} in {counted(stopping.epochs_since_best, 'epoch')}"
         console.say(f"Stopped early: {'by a callback' if run.is_stopped else why}")
-    if has_best:
+    if stopping.best_epoch:
         score = f"val loss {result.history[result.best_epoch - 1]['val_loss']:.4f}"
         if baseline is not None:
             everywhere = f"{baseline.prediction} everywhere would give {baseline.iou:.4f}"
@@ -98,17 +98,17 @@ def say_result(run: Run, result: TrainResult) -> None:
     for warning in result.warnings:
         console.warn(warning)
     console.say(f"Time: {result.seconds:.0f} s in epochs, {result.images_per_second:.0f} images/s in training")
-    weights = folder / (BEST if has_best else LAST)
+    weights = folder / (BEST if stopping.best_epoch else LAST)
     # a signal or an error may have left it out
     page = f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""
     console.say(f"Weights: {weights}{page} | curves: {folder / CURVES} | pictures: {folder / SAMPLES}")
-    model, kept = shlex.quote(str(folder if has_best else weights)), f"{counted(num_test, 'test image')}, kept from"
-    commands = [
-        f"python train_unet.py evaluate {model}   (scores of each class and image)",
-        *[f"python train_unet.py evaluate {model} --split test   ({kept} training)"] * bool(num_test),
-        f"python train_unet.py predict {model} IMAGES --out predictions",
-        f"python train_unet.py try {model}   (a page in the browser)",
-    ]
+    model, test = shlex.quote(str(folder if stopping.best_epoch else weights)), run.checkpointer.num_test
+    commands = [f"python train_unet.py evaluate {model}   (scores of each class and image)"]
+    if test:
+        kept = f"{counted(test, 'test image')}, kept from training"
+        commands.append(f"python train_unet.py evaluate {model} --split test   ({kept})")
+    commands.append(f"python train_unet.py predict {model} IMAGES --out predictions")
+    commands.append(f"python train_unet.py try {model}   (a page in the browser)")
     if run.config.architecture == OWN:
         commands = [f"load({str(folder)!r}, model=...) in Python, see docs/extending.md"]
     commands.append(f"{resume_command(folder, longer(run.config))}   (trains on)")

@@ -1,6 +1,6 @@
 """What may change between two starts of a run, what must not, and how the loaded state is adapted to the changes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,28 +16,22 @@ from unet_trainer.system.console import Console, counted
 from unet_trainer.system.launch import Launch
 from unet_trainer.training.state import TrainState
 
-# Changing these between two starts would make the result meaningless: what they decide, and their names.
-DECIDED_BY = {
-    "the classes": "num_classes mask_values ignore_value unknown_values mask_tolerance",
-    "the model": "architecture encoder decoder_channels decoder_attention in_channels",
-    "the optimizer's state": "optimizer",
-    "the order of the images": "seed",
-    "which epoch was best": "monitor",
-    "what the model sees": "image_size fit image_mean image_std normalize",
-    "which images validate": "num_folds fold",
-    "the weights that the run began with": "init_from",
-    "how many steps an epoch has": "repeats",
-}
-MUST_STAY = {name: what for what, names in DECIDED_BY.items() for name in names.split()}
-# And these with monitor: val_loss, or values of two different losses would be compared.
-MUST_STAY_FOR_VAL_LOSS = {"loss": "which epoch was best", "class_weights": "which epoch was best"}
-# Changing these does not affect the result.
-MAY_CHANGE_SILENTLY = {
+# Changing these between two starts would make the result meaningless: classes, model, optimizer's state, order of the
+# images, which images validate, which epoch was best, what the model sees.
+MUST_STAY = {
+    "num_classes", "mask_values", "ignore_value", "unknown_values", "mask_tolerance", "architecture", "encoder",
+    "decoder_channels", "decoder_attention", "in_channels", "optimizer", "seed", "num_folds", "fold", "monitor",
+    "image_size", "fit", "image_mean", "image_std", "normalize", "init_from", "repeats",
+}  # fmt: skip
+COMPARED_LOSS = {"loss", "class_weights"}  # must stay with monitor: val_loss
+MAY_CHANGE_SILENTLY = {  # without an effect on the result
     "resume", "num_workers", "checkpoint_dir", "run_name", "checkpoint_minutes", "on_oom",
     "worker_timeout", "tensorboard", "wandb", "trackio", "mlflow",
 }  # fmt: skip
 # What is open at the resume as well keeps the value of the checkpoint, but for these: they change no bits.
 MAY_BE_CHOSEN_AGAIN = ("device", "num_workers", "cache", "resume")
+# null stands for what was chosen along with another setting.
+CHOSEN_WITH = {"decoder_channels": "encoder", "ignore_value": "mask_values", "class_names": "mask_values"}
 # They decide which batches and steps an epoch has.
 BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image", "repeats")
 
@@ -45,14 +39,11 @@ BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image", "repeats
 def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
     """The config of a resumed run: what it leaves open is as the run began. Raises CheckpointError for another number
     of classes, which no mask value would fit."""
-    number = before.get("num_classes", config.num_classes)
-    if config.num_classes not in ("auto", number):
-        raise _refusal([f"num_classes: {number} in the checkpoint, {config.num_classes} now; it decides the classes"])
+    if config.num_classes not in ("auto", before.get("num_classes", config.num_classes)):
+        raise _refusal([f"num_classes: {before['num_classes']} in the checkpoint, {config.num_classes} now"])
     chosen_again = MAY_BE_CHOSEN_AGAIN if config.time_budget is None else (*MAY_BE_CHOSEN_AGAIN, "num_epochs")
     names = [name for name in FIELDS if getattr(config, name) == "auto" and name not in chosen_again]
-    # null stands for what was chosen along with another setting
-    together = [("encoder", "decoder_channels"), ("mask_values", "ignore_value"), ("mask_values", "class_names")]
-    names += [other for name, other in together if name in names and getattr(config, other) is None]
+    names += [name for name, other in CHOSEN_WITH.items() if other in names and getattr(config, name) is None]
     names += ["init_from"] if config.init_from is None else []
     kept = {name: parse_value(name, before[name]) for name in names if before.get(name, "auto") != "auto"}
     return replace(config, **kept)
@@ -76,15 +67,13 @@ def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], requested
     change. `requested`: the config before anything was decided; what is `auto` in both has not changed."""
     names = [name for name in FIELDS if name in before and name not in MAY_CHANGE_SILENTLY]
     changed = [name for name in names if before[name] not in (now[name], requested[name])]
-    fixed = MUST_STAY | (MUST_STAY_FOR_VAL_LOSS if now["monitor"] == "val_loss" else {})
+    fixed = MUST_STAY | (COMPARED_LOSS if now["monitor"] == "val_loss" else set())
     if refused := [name for name in changed if name in fixed]:
-        raise _refusal(
-            [f"{name}: {before[name]} in the checkpoint, {now[name]} now; it decides {fixed[name]}" for name in refused]
-        )
+        raise _refusal(f"{name}: {before[name]} in the checkpoint, {now[name]} now" for name in refused)
     return [f"{name}: {before[name]} → {now[name]}" for name in changed]
 
 
-def _refusal(lines: Sequence[str]) -> CheckpointError:
+def _refusal(lines: Iterable[str]) -> CheckpointError:
     heading = "cannot go on with other settings than the run began with:"
     return CheckpointError("\n  ".join([heading, *lines, "Keep them, or start a new run"]))
 
@@ -94,16 +83,10 @@ def compare_splits(
 ) -> None:
     """Raises if the split differs, by names: training images must not validate, and scores must stay comparable.
     `table`: the file that decides the split of this start, if it is not decided anew."""
-    decides = "data_dir, val_fraction and seed decide it"
-    if table is not None:
-        decides = f"{table} decides it, and is not the run's own"
-    for names, problem in (
-        (set(before["train"]) & set(now["val"]), "images trained on would now validate"),
-        (set(before["val"]) ^ set(now["val"]), "validation images differ"),
-        (set(before["train"]) ^ set(now["train"]), "training images differ"),
-    ):
-        if names:
-            what = f"{len(names)} {problem}, e.g. {min(names)} ({decides})"
+    decides = f"{table} decides it, and is not the run's own" if table else "data_dir, val_fraction and seed decide it"
+    for part in ("val", "train"):
+        if names := set(before[part]) ^ set(now[part]):
+            what = f"images of {part} differ: {len(names)}, e.g. {min(names)} ({decides})"
             raise CheckpointError(f"cannot go on with another data split: {what}; put it back, or start a new run")
 
 
@@ -120,6 +103,24 @@ def adapt_to_changes(config: ResolvedConfig, before: Mapping[str, Any], state: T
     if state.batch and others:
         state.restart_epoch()
         console.note(f"epoch {state.epoch + 1} begins anew, because {' and '.join(others)} changed")
+
+
+def adapt_to_world_size(
+    config: ResolvedConfig, before: int, launch: Launch, state: TrainState, console: Console
+) -> None:
+    """Finds the place in the epoch with another number of processes than the checkpoint's, and says what changes."""
+    now, size = launch.world_size, config.batch_size * config.accumulation_steps
+    if before == now:
+        return
+    rate = ", and so is the learning rate (scale_lr)" if config.scale_lr else "; learning_rate stays"
+    what = f"{counted(before, 'process', 'processes')} → {now}. The effective batch is {size * now} instead of"
+    console.note(f"changed since then: {what} {size * before}{rate}. Sums are taken in another order: the bits differ")
+    num_samples = state.batch * config.batch_size * before
+    state.batch, left = divmod(num_samples, config.batch_size * now)
+    if left or state.batch % config.accumulation_steps:
+        state.restart_epoch()
+        within = f"its {num_samples} samples so far end within a step of today's size"
+        console.note(f"epoch {state.epoch + 1} begins anew: {within}")
 
 
 def describe_position(state: TrainState) -> str:
@@ -151,27 +152,3 @@ def say_already_finished(config: ResolvedConfig, state: TrainState, folder: Path
     if state.epoch >= config.num_epochs:
         ended, setting = f"finished its {counted(state.epoch, 'epoch')}", longer(config)
     console.note(f"this run had {ended}; to train on: {resume_command(folder, setting)}")
-
-
-def adapt_to_world_size(
-    config: ResolvedConfig, before: int, launch: Launch, state: TrainState, console: Console
-) -> None:
-    """Finds the place in the epoch with another number of processes than the checkpoint's, and says what changes."""
-    now, size = launch.world_size, config.batch_size * config.accumulation_steps
-    if before == now:
-        return
-    rate = ", and so is the learning rate (scale_lr)" if config.scale_lr else "; learning_rate stays"
-    batches = f"The effective batch is {size * now} instead of {size * before}{rate}"
-    console.note(
-        f"changed since then: {counted(before, 'process', 'processes')} → {now}. {batches}. The order of the samples "
-        "stays that of the seed; sums are taken in another order, so the bits are not those of a run that kept its "
-        "processes"
-    )
-    num_samples = state.batch * config.batch_size * before
-    batch, left = divmod(num_samples, config.batch_size * now)
-    if left or batch % config.accumulation_steps:
-        state.restart_epoch()
-        within = f"its {num_samples} samples so far end within a step of today's size"
-        console.note(f"epoch {state.epoch + 1} begins anew: {within}")
-    else:
-        state.batch = batch

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from functools import cached_property
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from unet_trainer.config.errors import TrainingFailed, UserError
-from unet_trainer.runs.folder import has_checkpoint, resume_command
+from unet_trainer.runs.folder import describe_saved
 from unet_trainer.runs.record import RunRecord
 from unet_trainer.system.console import Console, first_line, silent_console
 from unet_trainer.system.launch import read_launch
@@ -30,16 +29,14 @@ class Session:
         self.started = time.perf_counter() if started is None else started
         self.launch = read_launch()
         self.console = Console() if self.launch.is_main else silent_console()
-        self.record = RunRecord()
+        self.record, self.signals, self.lock = RunRecord(), Signals(), FolderLock()
         if self.launch.is_main:
             self.console.on_message = self.record.add
-        self.signals = Signals()
-        self.lock = FolderLock()
-        parts = self._parts = contextlib.ExitStack()
+        parts, exits = contextlib.ExitStack(), contextlib.ExitStack()
         self.on_exit = parts.callback  # calls a function when the run ends, however it ends; the last one first
         self.close_parts = parts.close  # does so before the run says its result
-        self._exits = contextlib.ExitStack()
-        self.on_end = self._exits.callback  # calls a function when the session ends
+        self.on_end = exits.callback  # calls a function when the session ends
+        self._parts, self._exits = parts, exits
 
     def __enter__(self) -> Session:
         self.on_end(self.console.close_log)
@@ -73,23 +70,15 @@ class Session:
 
     def _as_sentence(self, error: BaseException) -> TrainingFailed | UserError:
         """An error of the machine (permission, limits, a failing disk), whose traceback would help nobody."""
-        text, folder = sentence(error), self._folder
-        if folder is None:
-            return UserError(text)
-        saved = f"to go on: {resume_command(folder)}" if has_checkpoint(folder) else "nothing is saved"
-        return TrainingFailed(f"{text}; {saved}")
-
-    @property
-    def _folder(self) -> Path | None:
-        """Of the run, once it has begun."""
-        return None if self.console.log is None else self.console.log.parent
+        if self.console.log is None:  # the run has no folder yet
+            return UserError(sentence(error))
+        return TrainingFailed(f"{sentence(error)}; {describe_saved(self.console.log.parent)}")
 
     def _log_end(self, error: BaseException | None) -> None:
         """What ended the run, for its log; `report` has recorded the end of one that came to it."""
-        was_finished = self.record.content.last_end is not None
         if isinstance(error, KeyboardInterrupt | GeneratorExit):  # GeneratorExit: who follows the run has left the loop
+            self._say_interrupted(error)
             self.record.end("interrupted", str(error) or "cancelled")
-            self._say_interrupted(error, was_finished)
         elif isinstance(error, Exception):
             # Whoever catches an error that was foreseen shows it; the traceback of a bug goes to the terminal.
             is_foreseen = isinstance(error, TrainingFailed | UserError)
@@ -98,13 +87,12 @@ class Session:
             self.record.end("failed", text)
         self.record.save()
 
-    def _say_interrupted(self, error: KeyboardInterrupt | GeneratorExit, was_finished: bool) -> None:
-        folder, start = self._folder, "Interrupted" if isinstance(error, KeyboardInterrupt) else "Cancelled"
+    def _say_interrupted(self, error: KeyboardInterrupt | GeneratorExit) -> None:
+        what = "Interrupted" if isinstance(error, KeyboardInterrupt) else "Cancelled"
         if isinstance(error, Interrupted):
-            start, error.is_told = f"Interrupted by {error}", True
-        if was_finished:
-            self.console.say(f"{start}. The run is finished; python train_unet.py report {folder} makes its report")
-        elif folder is not None and has_checkpoint(folder):
-            self.console.say(f"{start}. To go on where the state was saved: {resume_command(folder)}")
-        else:
-            self.console.say(f"{start} before anything was saved")
+            what, error.is_told = f"Interrupted by {error}", True
+        folder = None if self.console.log is None else self.console.log.parent
+        saved = describe_saved(folder)
+        if self.record.content.last_end is not None:
+            saved = f"the run is finished; python train_unet.py report {folder} makes its report"
+        self.console.say(f"{what}; {saved}")

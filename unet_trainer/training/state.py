@@ -1,17 +1,16 @@
 """The state of training, which a checkpoint saves: weights, optimizer, position within the epoch, metrics so far, best
 epoch.
 
-Under torchrun, weights and optimizer state are the same bits on all ranks. Batch norm statistics, counts of the epoch
-so far and random states differ. Statistics are averaged at the end of an epoch, before the model is evaluated and
-saved, and random states follow from the epoch and the rank: a job that resumes there goes on as if it had never
-stopped. A save within an epoch holds those of rank 0.
+Under torchrun, weights and optimizer state are the same bits on all ranks; batch norm statistics, counts of the epoch
+so far and random states differ. At the end of an epoch statistics are averaged before they are saved, and random states
+follow from epoch and rank: a job resumes there with the same bits. A save within an epoch holds those of rank 0.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,9 +25,10 @@ from unet_trainer.training.async_device import AsyncReader, HostCopy
 from unet_trainer.training.parallel import Job
 
 RECENT_EPOCHS = 5  # a noisy epoch or two do not mean that training has stopped improving
+STOPPING = ("best_value", "best_epoch", "reference", "epochs_since_best", "patience_used")
 POSITION = ("epoch", "batch", "seconds", "train_seconds", "wait_seconds")
 TABLES = ("history", "per_class_iou", "confusion")
-SUMMED_OVER_RANKS = ("loss_sum", "matrix", "num_bad")  # skipped steps are the same on all
+SUMMED_OVER_RANKS = ("loss_sum", "matrix", "num_bad", "num_images")  # skipped steps are the same on all
 
 
 def all_finite(values: torch.Tensor) -> torch.Tensor:
@@ -85,9 +85,8 @@ class EpochMetrics:
     def summed(self, processes: Job) -> EpochMetrics:
         """Those of all ranks, on the host. Waits for the device."""
         all_ranks = processes.all_gather(HostCopy(self.state_dict()).content())
-        summed = {name: torch.stack([one[name] for one in all_ranks]).sum(0) for name in SUMMED_OVER_RANKS}
         total = EpochMetrics(self.num_classes, torch.device("cpu"))
-        total.load_state_dict({**all_ranks[0], **summed, "num_images": sum(one["num_images"] for one in all_ranks)})
+        total.load_state_dict(all_ranks[0] | {name: sum(one[name] for one in all_ranks) for name in SUMMED_OVER_RANKS})
         return total
 
     def scores(self) -> Scores:
@@ -103,14 +102,14 @@ class EpochMetrics:
         return _mean_loss(loss_sum, num_bad, num_images), compute_scores(matrix, self.num_classes).iou
 
 
-def wide_float(device: torch.device) -> torch.dtype:
-    """For sums over an epoch; MPS has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def _mean_loss(loss_sum: torch.Tensor, num_bad: torch.Tensor, num_images: int) -> float:
     num_good = num_images - int(num_bad)
     return float(loss_sum) / num_good if num_good else math.nan
+
+
+def wide_float(device: torch.device) -> torch.dtype:
+    """For sums over an epoch; MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 @dataclass
@@ -126,10 +125,8 @@ class EarlyStopping:
     patience_used: int = 0  # of these, the epochs that count against the patience
 
     def update(self, value: float, epoch: int, counts: bool = True) -> bool:
-        """Takes in an epoch's value; returns whether it is the best so far. NaN is never better.
-
-        `counts`: the epoch counts against the patience if it brought no improvement.
-        """
+        """Takes in an epoch's value; returns whether it is the best so far. NaN is never better. `counts`: the epoch
+        counts against the patience if it brought no improvement."""
         improved = self._beats(value, self.best_value, 0.0)
         if improved:
             self.best_value, self.best_epoch = value, epoch
@@ -147,25 +144,20 @@ class EarlyStopping:
         return gain > 0 and gain >= margin
 
     def state_dict(self) -> dict[str, Any]:
-        state = asdict(self)
-        del state["higher_is_better"], state["min_delta"]  # settings, not state
-        return state
+        return {name: getattr(self, name) for name in STOPPING}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name in self.state_dict():
+        for name in STOPPING:
             setattr(self, name, state[name])
 
 
 def counts_against_patience(
     epoch: int, learning_rate: LearningRate, freeze_encoder_epochs: int, train_losses: Sequence[float]
 ) -> bool:
-    """Whether an epoch, counted from 1, counts against the patience if it brings no improvement.
-
-    It does not
-    - if it begins within the warm-up of the learning rate, or while the encoder is frozen;
-    - with cosine and poly, while the planned rate is above half of its peak and one of the last RECENT_EPOCHS epochs
-      had a lower training loss than all before: validation often gets better only when the rate falls.
-    """
+    """Whether an epoch, counted from 1, counts against the patience if it brings no improvement: not in the warm-up or
+    while the encoder is frozen, nor, with cosine and poly, while the planned rate is above half of its peak and one of
+    the last RECENT_EPOCHS epochs had a lower training loss than all before. Validation often gets better only when the
+    rate falls."""
     first_step = (epoch - 1) * learning_rate.steps_per_epoch
     if first_step < learning_rate.num_warmup_steps or epoch <= freeze_encoder_epochs:
         return False
@@ -222,7 +214,7 @@ class TrainState:
 
     def state_dict(self) -> dict[str, Any]:
         ema = self.ema
-        # Those that a run draws from: samples have their own, made from (seed, epoch, index).
+        # Samples draw from their own, made from (seed, epoch, index).
         on_host, *on_device = (generator.get_state() for generator in generators(self.device))
         return {
             "model": network_weights(self.segmenter),
@@ -255,8 +247,7 @@ class TrainState:
         for name in POSITION:
             setattr(self, name, state[name])
         self.history = [dict(row) for row in state["history"]]
-        self.per_class_iou = list(state["per_class_iou"])
-        self.confusion = [list(counts) for counts in state["confusion"]]
+        self.per_class_iou, self.confusion = list(state["per_class_iou"]), [list(row) for row in state["confusion"]]
         if len(self.history) != self.epoch:
             raise ValueError(f"history has {len(self.history)} rows for {self.epoch} epochs")
         with LOCK:
@@ -279,8 +270,6 @@ class TrainState:
         if isinstance(self.optimizer, torch.optim.SGD):
             fill_momentum(self.optimizer)
 
-    # Ranks of a torchrun job.
-
     def broadcast(self, processes: Job) -> None:
         """Rank 0's state on all ranks: weights, optimizer, position, history."""
         content = processes.broadcast(self.state_dict() if processes.is_main else {})
@@ -291,13 +280,9 @@ class TrainState:
     def average_statistics(self, processes: Job) -> None:
         """Running means and variances become the mean over all ranks, the same bits on each."""
         networks = [self.segmenter.network, *([] if self.ema is None else [self.ema.segmenter.network])]
-        tensors = [buffer for network in networks for buffer in network.buffers() if buffer.is_floating_point()]
-        if processes.is_alone or not tensors:
-            return
-        flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors])
-        processes.all_reduce_mean(flat)
-        for tensor, piece in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(piece.view_as(tensor))
+        for buffer in (buffer for network in networks for buffer in network.buffers()):
+            if buffer.is_floating_point() and not processes.is_alone:
+                processes.all_reduce_mean(buffer)
 
 
 def _load_weights(segmenter: Segmenter, weights: Mapping[str, torch.Tensor]) -> None:
