@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,6 @@ from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.runs.tables import image_score, val_scores_text
 from unet_trainer.training.async_device import AsyncReader
-from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.state import wide_float
 
 # N,H,W,C images, N,H,W masks, with_logits → sums for the loss, and N,K,K confusion matrices or N,K,H,W logits
@@ -156,7 +156,7 @@ def evaluate(
     loader: Loader,
     on_batch: Callable[[EvalMetrics], object] = lambda metrics: None,
     is_stopping: Callable[[], bool] = lambda: False,
-    processes: Job = ALONE,
+    gather: Callable[[Any], list[Any]] = lambda own: [own],
 ) -> Evaluation:
     """One pass over a loader; ends early if `is_stopping`. `on_batch` is called after each batch. Each process of a job
     evaluates its own images, and all have the result of the whole set."""
@@ -173,7 +173,7 @@ def evaluate(
     counts = torch.cat(metrics.sample_counts or [metrics.matrix.new_zeros(0, len(metrics.matrix), 3)])
     samples = torch.from_numpy(loader.batches.samples[: len(counts)])
     own = metrics.loss_sums.cpu(), metrics.matrix.cpu(), first_bad < 0, counts.cpu(), samples
-    loss_sums, matrices, are_finite, counts_of_ranks, of_samples = zip(*processes.all_gather(own), strict=True)
+    loss_sums, matrices, are_finite, counts_of_ranks, of_samples = zip(*gather(own), strict=True)
     is_finite = all(are_finite)
     return Evaluation(
         loss=metrics.loss.from_sums(torch.stack(loss_sums).sum(0)) if is_finite else math.nan,

@@ -16,7 +16,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,8 @@ from unet_trainer.config.errors import TrainingFailed
 from unet_trainer.system.console import first_line
 from unet_trainer.system.launch import Launch
 from unet_trainer.system.signals import Signals
+from unet_trainer.training.state import TrainState
+from unet_trainer.training.step import TrainStep
 
 Value = TypeVar("Value")
 
@@ -161,24 +163,27 @@ class Job:
 ALONE = Job(Launch())
 
 
-class Step(Protocol):
-    """What is needed of a training step."""
+def broadcast_state(state: TrainState, processes: Job) -> None:
+    """Rank 0's state on all ranks: weights, optimizer, position, history."""
+    content = processes.broadcast(state.state_dict() if processes.is_main else {})
+    if not processes.is_main:
+        state.load_state_dict(content)
 
-    segmenter: Any
-    parameters: list[torch.nn.Parameter]
-    optimizer: torch.optim.Optimizer
-    guard: Any
 
-    @property
-    def forward(self) -> Any:
-        """N,H,W,C images → logits; it may become a compiled one."""
+@torch.no_grad()
+def average_statistics(state: TrainState, processes: Job) -> None:
+    """Running means and variances become the mean over all ranks, the same bits on each."""
+    networks = [state.segmenter.network, *([] if state.ema is None else [state.ema.segmenter.network])]
+    for buffer in (buffer for network in networks for buffer in network.buffers()):
+        if buffer.is_floating_point() and not processes.is_alone:
+            processes.all_reduce_mean(buffer)
 
 
 class GradientSync:
     """DistributedDataParallel around the model of a step: gradients are averaged over the processes in its last
     backward pass. Numbers of one process that are not finite make those of all so."""
 
-    def __init__(self, processes: Job, step: Step, compression: str = "none") -> None:
+    def __init__(self, processes: Job, step: TrainStep, compression: str = "none") -> None:
         """For the parameters that have gradients now, which are dropped. All processes at once. Two steps that are
         thrown away should follow: buckets are arranged in the first, and a resumed run must add up in the same
         order."""
@@ -218,7 +223,7 @@ class GradientSync:
 class _Model(torch.nn.Module):
     """What DistributedDataParallel wraps. The step's forward pass may become a compiled one, and uncompiled again."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: TrainStep) -> None:
         super().__init__()
         self.network = step.segmenter.network
         self.step = step

@@ -91,7 +91,7 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool
             warm_up = min(1.0, (number + 1) / num_warmup)
             step(Group(itertools.islice(batches, size), size, 0), _peak(run, rate) * warm_up, metrics)
             bar.tick(size)
-        seen = metrics.summed(run.processes)
+        seen = metrics.summed(run.processes.all_gather)
         iou = seen.scores().iou
         if math.isnan(iou):  # no step was finite
             return 0.0, False

@@ -28,7 +28,7 @@ from unet_trainer.training.checkpoint import AnyCheckpointer
 from unet_trainer.training.evaluation import EvalMetrics, Evaluation, evaluate, val_scores_csv
 from unet_trainer.training.extension import Callback
 from unet_trainer.training.memory import peak_memory_gib
-from unet_trainer.training.parallel import ALONE, Job
+from unet_trainer.training.parallel import ALONE, Job, average_statistics
 from unet_trainer.training.reporting import Reporter
 from unet_trainer.training.state import TrainState, counts_against_patience
 from unet_trainer.training.step import Group
@@ -197,8 +197,8 @@ class TrainingEpoch(contextlib.ExitStack):
     def row(self) -> Row:
         """What training fills in of the epoch's row. Waits for the device, and for the other processes."""
         run, state = self.run, self.state
-        metrics = state.metrics.summed(run.processes)
-        state.average_statistics(run.processes)  # all processes of a job have the same from here on
+        metrics = state.metrics.summed(run.processes.all_gather)
+        average_statistics(state, run.processes)  # all processes of a job have the same from here on
         if not run.processes.is_alone:
             run.components.train_step.guard.is_saved = False  # it has the statistics from before
         loss, iou = metrics.loss(), metrics.scores().iou
@@ -240,7 +240,7 @@ def validate(run: Run, row: Row) -> Evaluation:
             if (seen := metrics.peek()) is not None:
                 bar.show(*seen)
 
-        found = evaluate(run.components.eval_step, loader, on_batch, run.signals.is_stopping, run.processes)
+        found = evaluate(run.components.eval_step, loader, on_batch, run.signals.is_stopping, run.processes.all_gather)
         bar.show(found.loss, found.scores.iou)
     row |= {"val_loss": found.loss, "val_iou": found.scores.iou, "val_dice": found.scores.dice}
     run.budget.val_seconds = time.perf_counter() - started

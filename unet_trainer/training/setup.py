@@ -43,7 +43,7 @@ from unet_trainer.training.checkpoint import ILL_FORMED, AnyCheckpointer, Checkp
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import read_initial_model
 from unet_trainer.training.memory import fit_into_memory
-from unet_trainer.training.parallel import Job, choose_backend, device_id
+from unet_trainer.training.parallel import Job, broadcast_state, choose_backend, device_id
 from unet_trainer.training.pilots import try_learning_rates
 from unet_trainer.training.reporting import Reporter
 from unet_trainer.training.run import Run
@@ -118,7 +118,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
         resume.keep_reasons(settings, earlier["config"], earlier["decisions"])
         _load_state(state, earlier, settings, processes)
     else:
-        state.broadcast(processes)
+        broadcast_state(state, processes)
         try_components(settings, components, loaders, console, processes)
     is_new = folder is None
     if folder is None:
@@ -316,7 +316,7 @@ def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Setting
     except ILL_FORMED as error:
         text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
         raise CheckpointError(f"{earlier['source']} cannot be resumed: {text}") from None
-    state.broadcast(processes)
+    broadcast_state(state, processes)
     if not processes.is_main and earlier["world_size"] != processes.launch.world_size:
         state.metrics.reset()  # rank 0 has the counts; of as many processes, its counts stand for those of each
     if settings.replans():  # goes on with the plan as it was

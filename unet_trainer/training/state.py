@@ -9,7 +9,7 @@ follow from epoch and rank: a job resumes there with the same bits. A save withi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,6 @@ from unet_trainer.model.segmenter import Segmenter, network_weights
 from unet_trainer.runs.tables import Row
 from unet_trainer.system.launch import ALONE, Launch
 from unet_trainer.training.async_device import AsyncReader, HostCopy
-from unet_trainer.training.parallel import Job
 
 RECENT_EPOCHS = 5  # a noisy epoch or two do not mean that training has stopped improving
 STOPPING = ("best_value", "best_epoch", "reference", "epochs_since_best", "patience_used")
@@ -82,9 +81,9 @@ class EpochMetrics:
         """Mean over images with a finite loss, NaN if there is none. Waits for the device."""
         return _mean_loss(self.loss_sum, self.num_bad, self.num_images)
 
-    def summed(self, processes: Job) -> EpochMetrics:
-        """Those of all ranks, on the host. Waits for the device."""
-        all_ranks = processes.all_gather(HostCopy(self.state_dict()).content())
+    def summed(self, gather: Callable[[Any], list[Any]]) -> EpochMetrics:
+        """Those of all ranks, on the host; `gather` makes one's own into those of all. Waits for the device."""
+        all_ranks = gather(HostCopy(self.state_dict()).content())
         total = EpochMetrics(self.num_classes, torch.device("cpu"))
         total.load_state_dict(all_ranks[0] | {name: sum(one[name] for one in all_ranks) for name in SUMMED_OVER_RANKS})
         return total
@@ -269,20 +268,6 @@ class TrainState:
                 raise ValueError("the optimizer's state is that of another model")
         if isinstance(self.optimizer, torch.optim.SGD):
             fill_momentum(self.optimizer)
-
-    def broadcast(self, processes: Job) -> None:
-        """Rank 0's state on all ranks: weights, optimizer, position, history."""
-        content = processes.broadcast(self.state_dict() if processes.is_main else {})
-        if not processes.is_main:
-            self.load_state_dict(content)
-
-    @torch.no_grad()
-    def average_statistics(self, processes: Job) -> None:
-        """Running means and variances become the mean over all ranks, the same bits on each."""
-        networks = [self.segmenter.network, *([] if self.ema is None else [self.ema.segmenter.network])]
-        for buffer in (buffer for network in networks for buffer in network.buffers()):
-            if buffer.is_floating_point() and not processes.is_alone:
-                processes.all_reduce_mean(buffer)
 
 
 def _load_weights(segmenter: Segmenter, weights: Mapping[str, torch.Tensor]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -25,13 +25,23 @@ from unet_trainer.model.optimizer_and_schedule import Ema
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.training.async_device import AsyncReader, DirectLauncher, Launcher
-from unet_trainer.training.parallel import GradientSync
 from unet_trainer.training.state import EpochMetrics, all_finite
 
 MAX_BAD_STEPS = 8  # in a row; more of them, and skipping steps does not help
 
 # N,K,H,W logits, N,H,W masks and, for a part of a batch, the masks of the whole batch → loss, confusion matrix
 Criterion = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+
+
+class Exchange(Protocol):
+    """Averages the gradients of the processes of a job: see parallel.GradientSync."""
+
+    model: Any  # the step's forward pass, with no_sync()
+    trains: list[bool]  # of each parameter, whether it is trained
+
+    def spoiled_if_bad(self, loss: torch.Tensor) -> torch.Tensor: ...
+    def prepare_compiler(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Group(NamedTuple):
@@ -82,7 +92,7 @@ class TrainStep:
         self.optimizer, self.scaler, self.grad_clip, self.ema = optimizer, scaler, grad_clip, ema
         self.num_parts = num_parts  # that a batch goes through the model in
         self.launcher: Launcher = DirectLauncher()  # of the work after the backward pass
-        self.sync: GradientSync | None = None  # with the other processes of a job
+        self.sync: Exchange | None = None  # with the other processes of a job
         self.is_trial = False  # this process's own: nothing is exchanged with the others
         self.is_whole = True  # the state is that between two steps, and may be saved
         self.adds_up = False  # gradients of several parts
@@ -196,7 +206,7 @@ class TrainStep:
         self.num_parts = num_parts
         self.launcher.clear()
 
-    def connect(self, sync: GradientSync | None) -> None:
+    def connect(self, sync: Exchange | None) -> None:
         """From here on gradients are averaged with those of other processes; None: they are this process's own."""
         if self.sync is not None:
             self.sync.close()
