@@ -125,12 +125,15 @@ def _fail_at(number, fault):
 
     take, count = TrainStep.__call__, [0]
 
-    def faulty(self, batch, metrics):
-        if self.sync is not None and not self.is_trial:
-            count[0] += 1
-            if count[0] == number:
-                batch = fault(self, batch)
-        return take(self, batch, metrics)
+    def faulty(self, group, learning_rate, metrics):
+        def batches(taken=group.batches):
+            for batch in taken:
+                count[0] += 1
+                yield fault(self, batch) if count[0] == number else batch
+
+        if self.sync is not None and learning_rate:  # 0 while steps are tried
+            group = group._replace(batches=batches())
+        return take(self, group, learning_rate, metrics)
 
     TrainStep.__call__ = faulty
 
@@ -138,15 +141,19 @@ def _fail_at(number, fault):
 def _fail_while_connecting(_):
     import torch
 
-    from unet_trainer.training import compilation
+    from unet_trainer.training import run, step
 
-    to_device = compilation.to_device
+    to_device, connect = step.to_device, run.connect_gradients
 
     def fail(*arguments):
-        compilation.to_device = to_device
+        step.to_device = to_device
         raise torch.OutOfMemoryError("while connecting")
 
-    compilation.to_device = fail
+    def connect_with_too_little_memory(*arguments):
+        step.to_device, run.connect_gradients = fail, connect
+        return connect(*arguments)
+
+    run.connect_gradients = connect_with_too_little_memory
 
 
 def _use_small_buckets():
