@@ -160,7 +160,7 @@ def test_a_disk_that_is_full_at_the_start_and_on_resume_is_one_sentence(data, tm
     assert_one_sentence(answer, 2, "cannot be written to (No space left on device)", "make room")
     (disk / "filler").unlink()
     answer = run_in_child(*settings, "resume=auto")  # room for some files, not for the state of the epoch
-    assert_one_sentence(answer, 3, "could not be written (No space left on device; make room)", "there is no state")
+    assert_one_sentence(answer, 3, "could not be written (No space left on device; make room)", "nothing is saved")
     subprocess.run(["mount", "-o", "remount,size=60m", str(disk)], check=True)
     assert run_in_child(*settings, "resume=auto")[0] == 0
     state = (disk / "run" / "last.pt").read_bytes()

@@ -201,7 +201,8 @@ def check_may_write(folder: Path) -> None:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        raise cannot(error.filename or str(folder), "be written to", error, folder) from None
+        where = folder / SAMPLES if error.filename == str(folder / SAMPLES) else folder
+        raise cannot(str(where), "be written to", error, folder) from None
 
 
 def sweep(folder: Path) -> None:

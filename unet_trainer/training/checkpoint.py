@@ -54,14 +54,18 @@ class ForeignCheckpoint(CheckpointError):
 def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | None = None) -> None:
     """Write a file of copies on the host and verify it before it gets its name; `previous` then names the file that it
     replaced. Raises OSError, and NonFinite for weights that are NaN or infinite."""
-    for weights in (content.get("model") or {}, (content.get("ema") or {}).get("model") or {}):
-        if (bad := first_non_finite(weights)) is not None:
-            raise NonFinite(f"the weights ({bad}) are not finite and were not saved as {path}")
+    if (bad := _first_non_finite(content)) is not None:
+        raise NonFinite(f"the weights ({bad}) are not finite and were not saved as {path}")
     with atomic_open(path, verify=check_archive, previous=previous) as file:
         try:
             torch.save({"format": FORMAT, **content}, file)
         except RuntimeError as error:  # of a full disk torch says that it is at an unexpected position
             raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+
+
+def _first_non_finite(content: Mapping[str, Any]) -> str | None:
+    averaged = (content.get("ema") or {}).get("model") or {}
+    return first_non_finite(content.get("model") or {}) or first_non_finite(averaged)
 
 
 def first_non_finite(weights: Mapping[str, torch.Tensor]) -> str | None:
