@@ -26,26 +26,22 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     is_collecting = gc.isenabled()
     gc.disable()  # going over a million files again and again, it would take a third of the time and free nothing
     try:
-        return _ask_formats(config, console)
+        return _ask_formats(Place.of(config, console), config)
     finally:
         if is_collecting:
             gc.enable()
 
 
-def _ask_formats(config: Config, console: Console | None) -> FoundPairs:
-    place = Place.of(config, console)
+def _ask_formats(place: Place, config: Config) -> FoundPairs:
     questions = list[Question]()
     for find in FORMATS:
-        attempt = place.fresh()
         try:
-            pairs = find(attempt, config)
+            pairs = find(place, config)
         except Question as question:
             questions.append(question)
             continue
         if pairs is not None:
-            found = attempt.found(pairs)
-            grouped = (
-                add_groups(found.pairs, config.group_pattern, place.data_dir) if config.group_pattern else found.pairs
-            )
-            return replace(found, pairs=grouped)
+            found = place.said.with_pairs(pairs)
+            pattern = config.group_pattern
+            return replace(found, pairs=add_groups(found.pairs, pattern, place.data_dir)) if pattern else found
     raise next((question for question in questions if question.choices), questions[-1])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from unet_trainer.data.converted import Conversion, Converted, Converter
+from unet_trainer.data.converted import Conversion, Converter
 from unet_trainer.data.formats.stacks import read_pages
 from unet_trainer.data.names import MASK_WORDS, SEPARATOR, File, masks_by_ending, match_names
-from unet_trainer.data.pairs import Part, first_few
+from unet_trainer.data.pairs import UNREADABLE, FoundPairs, Pair, Part, Problem, first_few
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import DataError, ReadError, naming
 from unet_trainer.images.image_decoding import VOLUME_EXTENSIONS, Pixels
@@ -60,22 +60,23 @@ def find_ending_files(images: list[File], masks: list[File]) -> MaskParts:
     """The mask files of each image whose names end in its class or in the number of an object: s0_head.png and
     s0_tail.png, s0_mask.png and s0_mask_1.png. Empty unless the endings are clear: several, of classes with several
     images, none of a reader or a view of one mask; and the masks hold two values at most."""
-    by_name: dict[str, list[tuple[File, File]]] = defaultdict(list)  # class or number of the object → images and masks
+    found: list[tuple[File, str, File]] = []
     are_objects = are_classes = True
     for ending, its in sorted(masks_by_ending(images, masks).items()):
         words = [word for word in SEPARATOR.split(ending) if not re.fullmatch(MASK_WORDS, word, re.IGNORECASE)]
         name = "_".join(filter(None, words))
         are_objects &= "mask" in ending.lower() and (not name or name.isdecimal())
         are_classes &= len(its) > 1 and bool(re.fullmatch(r"[^\W\d]{2,}", name)) and not NO_CLASS.search(name)
-        by_name[name] += its.items()
-    pairs = [pair for its in by_name.values() for pair in its]
-    all_belong = len(pairs) == len(masks) and all(mask.name.startswith(image.name) for image, mask in pairs)
-    most_have = 2 * len({image for image, _ in pairs}) > len(images)
-    if len(by_name) < 2 or not all_belong or not most_have or not (are_objects or are_classes):
+        found += [(image, name, mask) for image, mask in its.items()]
+    all_belong = len(found) == len(masks) and all(mask.name.startswith(image.name) for image, _, mask in found)
+    most_have = 2 * len({image for image, *_ in found}) > len(images)
+    has_several = len({name for _, name, _ in found}) > 1
+    if not (all_belong and most_have and has_several and (are_objects or are_classes)):
         return {}
-    if not all(_holds_two_values(mask) for its in by_name.values() for _, mask in its[:NUM_LOOKED_AT]):
+    parts = _by_image(found)
+    if not hold_two_values(parts):
         return {}
-    return _by_image((image, "" if are_objects else name, mask) for name, its in by_name.items() for image, mask in its)
+    return {image: [("", mask) for _, mask in files] for image, files in parts.items()} if are_objects else parts
 
 
 def hold_two_values(parts: MaskParts) -> bool:
@@ -97,34 +98,37 @@ def _by_image(parts: Iterable[tuple[File, str, File]]) -> MaskParts:
     return dict(sorted(found.items()))
 
 
-def _holds_two_values(mask: File) -> bool:
-    """At most. False for what cannot be read."""
-    with contextlib.suppress(ReadError):
-        return len(np.unique(read_mask(mask.path))) < 3
-    return False
-
-
-def merge_masks(converter: Converter, parts: MaskParts, classes: Sequence[str]) -> list[Converted]:
-    """One mask for each image: of its classes, or of its objects if there are no classes."""
-    conversions = []
+def merge_masks(converter: Converter, parts: MaskParts, names: Sequence[str]) -> FoundPairs:
+    """One mask for each image: of its classes, or of its objects where the name is ""."""
+    classes, conversions = [name for name in names if name], []
     for image, files in parts.items():
-        name, paths = f"{image.part or 'train'}/{image.name}", [file.path for _, file in files]
-        conversions.append(Conversion(name, paths, partial(_merge, files, classes)))
-    kind = "classes" if classes else "objects"
-    return converter.write(kind, [*classes], conversions, "Merging the masks of each image:")
-
-
-def name_files(files: Sequence[tuple[str, File]]) -> str:
-    """How messages name the mask that is made of these files."""
-    return f"{files[0][1].path}" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
-
-
-def describe_overlap(masks: Sequence[Converted], classes: Sequence[str]) -> list[str]:
-    """A notice of the pixels that belong to several classes."""
-    overlaps = [mask.facts["overlap"] for mask in masks if not mask.problem]
-    holders = f"{sum(map(bool, overlaps))} of {len(overlaps)} masks"
-    wins = f"the later of {', '.join(classes)} wins (class_names sets another order)"
-    return [f"{sum(overlaps)} pixels in {holders} belong to several classes: {wins}"] if any(overlaps) else []
+        if unknown := {name for name, _ in files} - {*names}:
+            what = f"{image.path} has masks of {first_few(sorted(unknown))}"
+            raise DataError(f"{what}; need the classes that train has")
+        make = partial(_merge, files, classes)
+        conversions.append(Conversion(f"{image.part or 'train'}/{image.name}", [file.path for _, file in files], make))
+    kind, label = "classes" if classes else "objects", "Merging the masks of each image:"
+    written = converter.write(kind, classes, conversions, label)
+    pairs, bad = list[Pair](), tuple(mask.problem for mask in written if mask.problem)
+    for (image, files), mask in zip(parts.items(), written, strict=True):
+        origin = f"{files[0][1].path}" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+        if not mask.problem:
+            pairs.append(Pair(image.name, image.path, mask.path, image.part, mask_origin=origin))
+    problems = (Problem("unreadable", *UNREADABLE, bad, "repair these files"),) if bad else ()
+    if not classes:
+        number = sum(map(len, parts.values()))
+        return FoundPairs(tuple(pairs), f"a mask file for each object, {number} files merged", problems)
+    overlaps = [mask.facts["overlap"] for mask in written if not mask.problem]
+    what = f"{sum(overlaps)} pixels in {sum(map(bool, overlaps))} of {len(overlaps)} masks belong to several classes"
+    notice = f"{what}: the later of {', '.join(classes)} wins (class_names sets another order)"
+    has_background = any(mask.facts.get("background") for mask in written)
+    return FoundPairs(
+        tuple(pairs),
+        f"a mask file for each class: {', '.join(classes)}",
+        problems,
+        notices=(notice,) if any(overlaps) else (),
+        class_names=(*(["background"] if has_background else []), *classes),
+    )
 
 
 def _merge(files: Sequence[tuple[str, File]], classes: Sequence[str]) -> tuple[Pixels, dict[str, int]]:
@@ -143,47 +147,43 @@ def _merge(files: Sequence[tuple[str, File]], classes: Sequence[str]) -> tuple[P
             is_object = mask > SOFT_EDGE
         overlap |= (merged > 0) & is_object
         merged[is_object] = 1 + classes.index(name) if classes else FOREGROUND
-    counts = {"overlap": overlap, "background": merged == 0} if classes else {}
-    return merged, {name: int(np.count_nonzero(pixels)) for name, pixels in counts.items()}
+    return merged, {"overlap": int(overlap.sum()), "background": int((merged == 0).sum())}
 
 
 def join_channels(
     converter: Converter, images: list[File], masks: list[File]
-) -> tuple[list[File], dict[Path, str], list[str]]:
+) -> tuple[list[File], dict[Path, str], list[Problem]]:
     """The images, where the channels of each are files of their own (nnU-Net: a_0000.png and a_0001.png for the mask
     a.png) joined; what messages call these; and what cannot be read. Raises DataError where channels are missing."""
     if not all(CHANNEL.search(image.stem) for image in images):
         return images, {}, []
     cases: dict[tuple[Part | None, str], list[File]] = defaultdict(list)
-    for image in images:
+    for image in sorted(images, key=lambda image: image.name):
         cases[image.part, CHANNEL.sub("", image.name)].append(image)
     names, channels = {(mask.part, mask.name) for mask in masks}, sorted({image.name[-5:] for image in images})
     if channels[:1] != ["_0000"] or names.isdisjoint(cases) or any((each.part, each.name) in names for each in images):
         return images, {}, []
-    conversions = []
+    conversions, cut = [], []
     for (part, name), files in cases.items():
-        files.sort(key=lambda file: file.name)
-        if [file.name for file in files] != [f"{name}{channel}" for channel in channels]:
+        wanted = [f"{name}{channel}" for channel in channels]
+        if [file.name for file in files] != wanted:
             there = first_few(file.file_name for file in files)
             what = f"has {len(channels)} channel files for others, and for {name} {there}"
-            need = first_few(f"{name}{channel}" for channel in channels)
-            raise DataError(f"image_dir: {files[0].place} {what}; need {need}")
+            raise DataError(f"image_dir: {files[0].place} {what}; need {first_few(wanted)}")
         paths = [file.path for file in files]
         conversions.append(Conversion(f"{part or 'train'}/{name}", paths, partial(_join, paths), ".npy"))
-    cut = [files[0]._replace(stem=CHANNEL.sub("", files[0].stem)) for files in cases.values()]
+        cut.append(files[0]._replace(stem=CHANNEL.sub("", files[0].stem)))
     if len(channels) == 1:
         return cut, {}, []
+    joined, origins, bad = list[File](), dict[Path, str](), list[str]()
     written = converter.write("channels", None, conversions, "Joining the channels of each image:")
-    made = {
-        file._replace(place=one.path.parent, file_name=one.path.name): f"{file.path} and {len(channels) - 1} more"
-        for file, one in zip(cut, written, strict=True)
-        if not one.problem
-    }
-    return (
-        [*made],
-        {file.path: origin for file, origin in made.items()},
-        [one.problem for one in written if one.problem],
-    )
+    for file, one in zip(cut, written, strict=True):
+        if one.problem:
+            bad.append(one.problem)
+            continue
+        joined.append(file._replace(place=one.path.parent, file_name=one.path.name))
+        origins[one.path] = f"{file.path} and {len(channels) - 1} more"
+    return joined, origins, [Problem("unreadable", *UNREADABLE, tuple(bad), "repair these files")] if bad else []
 
 
 def _join(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:

@@ -6,7 +6,7 @@ import csv
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -16,13 +16,12 @@ from unet_trainer.data.converted import Converter
 from unet_trainer.data.csv_tables import Row, read_header, read_table
 from unet_trainer.data.formats.large_image import cut_blocks
 from unet_trainer.data.listing import Listing, refuse_missing, resolved, walk
-from unet_trainer.data.names import PARTS, part_in
+from unet_trainer.data.names import PARTS
 from unet_trainer.data.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, first_few, path_in
 from unet_trainer.data.place import Place
 from unet_trainer.data.shards import find_in_shards
 from unet_trainer.data.splits import UNUSED, Split
 from unet_trainer.images.file_bytes import DataError, is_file
-from unet_trainer.system import input_files
 from unet_trainer.system.console import counted, csv_line
 
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
@@ -90,9 +89,9 @@ def read_split_csv(
         raise DataError(f"split_file: {path} has no row of train or val")
     if converter is not None and any(pair.box for pair in pairs):
         pairs = cut_blocks(converter, pairs)
-    used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
     left_out = f"{counted(num_unusable, 'row')} of test in {path.name} that cannot be used left out"
-    return FoundPairs(used, path.name, (), test, tuple(unused), (left_out,) if num_unusable else ())
+    notices = (left_out,) if num_unusable else ()
+    return FoundPairs((), path.name, unused=tuple(unused), notices=notices).with_pairs(pairs)
 
 
 def _read_pair(row: Row, data_dir: Path, made: Mapping[str, Pair], stored: Mapping[Path, Path]) -> tuple[Pair, str]:
@@ -165,19 +164,6 @@ def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
     without = f", without its columns {first_few(sorted(others))}" if others else ""
     use = f"to use the pairs and the split there, set split_file: {value}{without}"
     return [f"{first_few(tables)} {verb} not read; {use}"]
-
-
-def describe_unread_lists(data_dir: Path, listing: Listing, pairs: Sequence[Pair]) -> list[str]:
-    """A notice of text files that are named after a part, and begin with the name of an image or are empty."""
-    files = [file for file in walk(data_dir, listing=listing, endings=(".txt",)) if part_in([file.stem])]
-    names = {name for pair in pairs if files for name in (pair.image.name, pair.image.stem)}
-    unread: list[Path] = []
-    for file in files:
-        with contextlib.suppress(OSError), input_files.open_file(file) as content:
-            words = content.read(2**12).decode("utf-8-sig", "replace").split()[:1]
-            unread += [file] if not words or words[0].replace("\\", "/").rpartition("/")[2] in names else []
-    fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
-    return [f"{first_few(unread)} {'are' if len(unread) > 1 else 'is'} not read; {fix}"] if unread else []
 
 
 def split_csv_text(split: Split, data_dir: Path) -> str:
