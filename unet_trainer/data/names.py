@@ -89,11 +89,11 @@ class File(NamedTuple):
         return {".jpeg": ".jpg", ".tiff": ".tif"}.get(extension, extension)
 
 
-def name_files(place: Path, names: Iterable[str], part: Part | None, inner: str) -> list[File]:
+def name_files(place: Path, names: Sequence[str], part: Part | None, inner: str) -> list[File]:
     """Files of a folder: v0 for v0.png and v0.nii.gz. `inner`: the folder as names show it."""
     inner = composed(inner)
-    stems = ((name, name.removesuffix(".gz").rpartition(".")[0] or name) for name in names)
-    return [File(place, name, part, inner, composed(stem)) for name, stem in stems]
+    stems = [composed(name.removesuffix(".gz").rpartition(".")[0] or name) for name in names]
+    return [File(place, name, part, inner, stem) for name, stem in zip(names, stems, strict=True)]
 
 
 class Match(NamedTuple):
@@ -112,7 +112,7 @@ class Match(NamedTuple):
 def match_names(images: Sequence[File], masks: Sequence[File]) -> Match:
     """The pairs of each part. Train comes first: another part may hold a single name, which follows its rule."""
     found = Match(SAME_NAMES, [], [], [])
-    there = {file.part for files in (images, masks) for file in files}
+    there = {file.part for file in images} | {file.part for file in masks}
     for part in (part for part in (None, *get_args(Part)) if part in there):
         of_part = [file for file in images if file.part == part], [file for file in masks if file.part == part]
         match = _match_part(*of_part, found.rule)
@@ -127,12 +127,12 @@ def _match_part(images: list[File], masks: list[File], known: Rule) -> Match:
     for rule in _rules(images, masks, known):
         image_of, mask_of = (_by_rest(files, *affixes) for files, affixes in zip((images, masks), rule, strict=True))
         pairs = [(image, mask_of[name]) for name, image in image_of.items() if name in mask_of]
+        if len(pairs) == len(images) == len(masks):
+            return Match(rule, pairs, [], [])
         if len(pairs) > len(best.pairs):
             paired = {id(file) for pair in pairs for file in pair}  # their hash would take longer
             left = ([file for file in files if id(file) not in paired] for files in (images, masks))
             best = Match(rule, pairs, *left)
-        if best.is_complete:
-            break
     return best
 
 
@@ -148,7 +148,7 @@ def _rules(images: list[File], masks: list[File], known: Rule) -> Iterator[Rule]
 
 def _by_rest(files: list[File], prefix: str, suffix: str) -> dict[str, File]:
     """By the name without affixes, but for names that several files have."""
-    names = [file.folder + file.stem.removeprefix(prefix).removesuffix(suffix) for file in files]
+    names = [folder + stem.removeprefix(prefix).removesuffix(suffix) for _, _, _, folder, stem in files]
     found = dict(zip(names, files, strict=True))
     if len(found) < len(files):
         for name, number in Counter(names).items():
@@ -164,13 +164,13 @@ def _common_affixes(files: Sequence[File], mark: re.Pattern[str]) -> Affixes:
         prefix, _, suffix = ("".join(stems)).partition(mark.sub("", "".join(stems)) or "/")
         return prefix, suffix
     prefix = _common_start(stems)
-    return prefix, _common_start({stem.removeprefix(prefix)[::-1] for stem in stems})[::-1]
+    return prefix, _common_start([stem.removeprefix(prefix)[::-1] for stem in stems])[::-1]
 
 
 def _common_start(stems: Collection[str]) -> str:
     """Up to the end of a word, or to where a number begins in all: t of t000 and t001, nothing of a_b and aa_b."""
     start = os.path.commonprefix([*stems]).rstrip("0123456789")  # noqa: RUF071
-    if all(stem[len(start) : len(start) + 1].isdigit() for stem in stems):
+    if all(map(str.isdigit, {stem[len(start) : len(start) + 1] for stem in stems})):
         return start
     return start[: max((found.end() for found in SEPARATOR.finditer(start)), default=0)]
 

@@ -255,11 +255,11 @@ class _Pairing:
         pairs, how = list[Pair](), "same names"
         for image, mask in match.pairs:
             path = image.path
-            origin = origins.get(path, "") if origins else ""
+            origin = origins[path] if origins else ""
             pairs.append(Pair(image.name, path, mask.path, image.part, image_origin=origin))
         if not pairs:
             return FoundPairs((), how)
-        first = min(pairs, key=lambda pair: (pair.part not in (None, "train"), pair.name))
+        first = pairs[0]  # of train, if that has any
         if match.rule != SAME_NAMES or self.config.mask_suffix or self.layout.is_one_folder:
             how = f"paired like {first.image.name} ↔ {first.mask.name}"
         if match.is_complete and is_result(first.mask):
