@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from unet_trainer.data.pairs import Part, composed
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 
 Kind = Literal["image", "mask"]
 # Folder names, in lower case and without separators: img_dir is imgdir.
@@ -200,6 +201,23 @@ def split_by_endings(files: Sequence[File]) -> tuple[list[File], list[File]]:
     names = {file.name for file in files}
     masks = {file for file in files if not names.isdisjoint(_starts(file))}
     return [file for file in files if file not in masks], [file for file in files if file in masks]
+
+
+def split_by_suffix(files: Sequence[File], mask_suffix: str) -> tuple[list[File], list[File]]:
+    """Images and masks of one folder: masks of other endings are neither."""
+    masks = with_ending(files, mask_suffix)
+    chosen, names = {mask.file_name for mask in masks}, {mask.name for mask in masks}
+    rest = [file for file in files if file.file_name not in chosen]
+    others = {*split_by_endings(rest)[1]}
+    return [file for file in rest if file.name in names or file not in others], masks
+
+
+def with_ending(files: Sequence[File], mask_suffix: str) -> list[File]:
+    """The files whose names end in mask_suffix, without it; it may also be an extension: .png."""
+    if mask_suffix.lower() in IMAGE_EXTENSIONS:
+        return [file for file in files if file.file_name.lower().endswith(mask_suffix.lower())]
+    suffix = composed(mask_suffix)
+    return [file._replace(stem=file.stem.removesuffix(suffix)) for file in files if file.stem.endswith(suffix)]
 
 
 def _starts(file: File) -> list[str]:

@@ -9,34 +9,16 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from unet_trainer.config.schema import Config
+from unet_trainer.data import names
 from unet_trainer.data.annotations import describe_other_files
 from unet_trainer.data.formats import merged, stacks, voc_lists
 from unet_trainer.data.formats.layouts import KEYS, Layout, find_layout
 from unet_trainer.data.formats.table import describe_unread_tables
 from unet_trainer.data.listing import describe_results, refuse_missing
-from unet_trainer.data.names import (
-    SAME_NAMES,
-    File,
-    Match,
-    masks_by_ending,
-    match_names,
-    split_by_endings,
-    split_by_marks,
-)
-from unet_trainer.data.pairs import (
-    SKIP,
-    FoundPairs,
-    Pair,
-    Problem,
-    Question,
-    composed,
-    describe_problems,
-    first_few,
-    path_in,
-)
+from unet_trainer.data.names import SAME_NAMES, File, Match, match_names
+from unet_trainer.data.pairs import SKIP, FoundPairs, Pair, Problem, Question, first_few, path_in
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system.console import counted
 
@@ -84,7 +66,7 @@ def _find_pairs(place: Place, config: Config) -> FoundPairs:
     test = {file for file in (*layout.images, *layout.masks) if file.part == "test"}
     if test and not _is_whole(found) and _is_whole(rest := _try(place, config, layout.without(test))):
         where = path_in(place.data_dir, layout.places["test"])
-        why = str(found) if isinstance(found, DataError) else describe_problems(found.problems, NUM_NAMED)
+        why = str(found) if isinstance(found, DataError) else found.blocking_message
         return replace(rest, notices=(*rest.notices, f"{where}/ cannot be used by evaluate: {why}"))
     if isinstance(found, DataError):
         raise found
@@ -113,7 +95,13 @@ class _Pairing:
     def find(self) -> FoundPairs:
         """Raises DataError, which is a Question where the user has to choose."""
         layout, config, lists, division = self.layout, self.config, voc_lists.Lists(), self.layout.division
-        images, masks = self._split_one_folder() if layout.is_one_folder else (layout.images, self._masks())
+        images, masks = self._split_one_folder() if layout.is_one_folder else (layout.images, layout.masks)
+        if suffix := config.mask_suffix:
+            masks = names.with_ending(layout.masks, suffix)
+            if not (images and masks):
+                text = f"mask_suffix: {'every' if masks else 'no'} name in {layout.mask_dir} ends in {suffix!r}"
+                by_ending = names.split_by_endings(layout.images)
+                raise _ask_for_suffix(text, *(by_ending if layout.is_one_folder else (layout.images, layout.masks)))
         images = self._drop_test_without_masks(images, masks)
         if not division:
             lists, division = voc_lists.read_lists(layout.image_dir, self.place.listing, images)
@@ -124,7 +112,9 @@ class _Pairing:
         if lists:  # masks of other images, and test images without one, do not matter
             listed = [(image._replace(part=lists[image.name]), mask) for image, mask in match.pairs]
             match = Match(match.rule, listed, [image for image in match.images if lists[image.name] != "test"], [])
-        if not match.is_complete and not config.mask_suffix and (parts := self._find_parts(images, masks)):
+        if not match.is_complete and not suffix:
+            parts = merged.find_parts(images, masks, layout.is_one_folder, "*" in layout.image_dir.parts)
+        if parts:
             classes = self._classes_of(parts, bool(division))
             single = [] if classes else [(image, files[0][1]) for image, files in parts.items()]
             match = Match(SAME_NAMES, single, [image for image in images if image not in parts], [])
@@ -153,35 +143,19 @@ class _Pairing:
         )
         return said.with_pairs(sorted(pairs, key=lambda pair: (pair.part or "", pair.name)))
 
-    def _masks(self) -> list[File]:
-        layout, ending = self.layout, self.config.mask_suffix
-        if masks := _with_ending(layout.masks, ending or ""):
-            return masks
-        text = f"mask_suffix: no name in {layout.mask_dir} ends in {ending!r}"
-        raise _ask_for_suffix(text, layout.images, layout.masks)
-
     def _split_one_folder(self) -> tuple[list[File], list[File]]:
-        """By mask_suffix, or by the one mark (such as _mask) or extension of masks that leaves no file unpaired."""
-        files, ending, folder = self.layout.images, self.config.mask_suffix, self.layout.image_dir
-        by_ending = split_by_endings(files)
+        """By mask_suffix, else by the marks of masks (such as _mask), or by endings that are classes or objects."""
+        files, ending = self.layout.images, self.config.mask_suffix
         if ending:
-            masks = _with_ending(files, ending)
-            chosen, names = {mask.path for mask in masks}, {mask.name for mask in masks}
-            rest = [file for file in files if file.path not in chosen]
-            of_another_reader = {*split_by_endings(rest)[1]}
-            images = [file for file in rest if file.name in names or file not in of_another_reader]
-            if masks and images:
-                return images, masks
-            text = f"mask_suffix: {'every' if masks else 'no'} name in {folder} ends in {ending!r}"
-            raise _ask_for_suffix(text, *by_ending)
-        images, masks = split_by_marks(files)
-        if not match_names(images, masks).is_complete and merged.find_ending_files(*by_ending):
+            return names.split_by_suffix(files, ending)
+        by_mark, by_ending = names.split_by_marks(files), names.split_by_endings(files)
+        if not match_names(*by_mark).is_complete and merged.find_ending_files(*by_ending):
             return by_ending
-        if masks:
-            return images, masks
+        if by_mark[1]:
+            return by_mark
         self._propose_folders()
         why = "no folder of masks (masks, labels, ...), and no file is named like a mask (X_mask, gt_X, ...)"
-        text = f"cannot tell images from masks in {folder}: {why}; {self.layout.search.contents()}"
+        text = f"cannot tell images from masks in {self.layout.image_dir}: {why}; {self.layout.search.contents()}"
         raise _ask_for_suffix(text, *by_ending)
 
     def _propose_folders(self) -> None:
@@ -216,39 +190,25 @@ class _Pairing:
             self.problems.append(Problem("no_image", "name", what, missing, fix, SKIP.settings))
         return [*listed.values()]
 
-    def _find_parts(self, images: list[File], masks: list[File]) -> merged.MaskParts:
-        """Masks of several files: of objects, or of classes. Raises Question for several kinds of masks."""
-        if self.layout.is_one_folder:
-            return merged.find_ending_files(images, masks)
-        parts = merged.find_object_files(images, masks, "*" in self.layout.image_dir.parts)
-        if parts := parts or merged.find_class_files(images, masks) or merged.find_ending_files(images, masks):
-            return parts
-        by_ending = masks_by_ending(images, masks)
-        with_mask, endings = {image for its in by_ending.values() for image in its}, _common(by_ending)
-        if "" not in endings and sum(len(by_ending[ending]) for ending in endings) > len(with_mask):
-            text = f"mask_suffix: {self.layout.mask_dir} holds {len(endings)} kinds of masks for the same images"
-            raise Question(text, *({"mask_suffix": ending} for ending in endings))
-        return {}
-
     def _classes_of(self, parts: merged.MaskParts, is_divided: bool) -> list[str]:
         """The class of each mask file of an image, "" for objects; none if the one mask of each image is in one of
         several folders. Raises Question where the folders may be something else than classes."""
         mask_dir = self.layout.mask_dir
-        names = sorted({name for image, files in parts.items() if image.part in (None, "train") for name, _ in files})
+        found = {name for image, files in parts.items() if image.part in (None, "train") for name, _ in files}
         wanted = [*(self.config.class_names or ())]  # the first may be the background
-        if order := next((order for order in (wanted, wanted[1:]) if sorted(order) == names), None):
+        if order := next((order for order in (wanted, wanted[1:]) if {*order} == found), None):
             return order
         is_single, may_be_classes = all(len(files) == 1 for files in parts.values()), merged.hold_two_values(parts)
-        if is_single and (len(names) == 1 or not may_be_classes):  # a folder around the masks, or batches of them
+        if is_single and (len(found) == 1 or not may_be_classes):  # a folder around the masks, or batches of them
             return []
-        if names == [""] or (may_be_classes and not is_single):
-            return names
+        if found == {""} or (may_be_classes and not is_single):
+            return sorted(found)
         if is_single:
-            text = f"each image has its mask in one of {mask_dir}/{', '.join(names)}; if these are classes"
-            raise Question(text, {"class_names": ["background", *names]})
-        text = f"mask_dir: {mask_dir} holds several kinds of masks for the same images: {', '.join(names)}"
+            text = f"each image has its mask in one of {mask_dir}/{', '.join(sorted(found))}; if these are classes"
+            raise Question(text, {"class_names": ["background", *sorted(found)]})
+        text = f"mask_dir: {mask_dir} holds several kinds of masks for the same images: {', '.join(sorted(found))}"
         above = "" if is_divided else f"{path_in(self.place.data_dir, mask_dir)}/"
-        raise Question(text, *({"mask_dir": f"{above}{name}"} for name in names))
+        raise Question(text, *({"mask_dir": f"{above}{name}"} for name in sorted(found)))
 
     def _take_plain(self, match: Match, origins: dict[Path, str]) -> FoundPairs:
         """Each mask is a file of its own, or a page of a stack."""
@@ -302,28 +262,17 @@ def _count_unpaired(images: Sequence[File], masks: Sequence[File]) -> str:
     return f"{counted(len(images), 'image')} without a mask, {counted(len(masks), 'mask')} without an image"
 
 
-def _with_ending(files: list[File], mask_suffix: str) -> list[File]:
-    """The files whose names end in mask_suffix, without it; it may also be an extension: .png."""
-    if mask_suffix.lower() in IMAGE_EXTENSIONS:
-        return [file for file in files if file.file_name.lower().endswith(mask_suffix.lower())]
-    suffix = composed(mask_suffix)
-    return [file._replace(stem=file.stem.removesuffix(suffix)) for file in files if file.stem.endswith(suffix)]
-
-
-def _common(by_ending: dict[str, dict[File, File]]) -> list[str]:
-    """The endings that are at least half as frequent as the most frequent; Cityscapes' ids come first."""
-    most = max(map(len, by_ending.values()), default=0)
-    common = [ending for ending, its in by_ending.items() if 2 * len(its) > most]
-    common.sort(key=lambda ending: ("trainids" not in ending.lower(), "labelids" not in ending.lower(), ending))
-    return common[:MAX_ENDINGS]
-
-
 def _ask_for_suffix(text: str, images: list[File], masks: list[File]) -> Question:
-    """Offers what follows the names of images in the most names of masks, or the extensions of one name."""
-    files = masks or images
-    share_names = len({(file.part, file.name) for file in files}) < len(files)
-    extensions = sorted({file.extension for file in files}) if share_names else []
-    endings = [ending for ending in (*_common(masks_by_ending(images, masks)), *extensions) if ending]
+    """Offers what follows the names of images in the most names of masks (Cityscapes' ids come first), or the
+    extensions of one name."""
+    by_ending, files = names.masks_by_ending(images, masks), masks or images
+    most = max(map(len, by_ending.values()), default=0)
+    endings = [ending for ending, its in by_ending.items() if ending and 2 * len(its) > most]
+    endings.sort(key=lambda ending: ("trainids" not in ending.lower(), "labelids" not in ending.lower(), ending))
+    if len({(file.part, file.name) for file in files}) < len(files):
+        endings += sorted({file.extension for file in files})
     sides = ([file.folder + file.file_name for file in side] for side in (images, masks) if side)
-    there = f"{text}; there is {' beside '.join(first_few(names, NUM_NAMED) for names in sides)}"
-    return Question(there if endings else f"{there}; {SET}", *({"mask_suffix": ending} for ending in endings))
+    there = f"{text}; there is {' beside '.join(first_few(its, NUM_NAMED) for its in sides)}"
+    return Question(
+        there if endings else f"{there}; {SET}", *({"mask_suffix": ending} for ending in endings[:MAX_ENDINGS])
+    )

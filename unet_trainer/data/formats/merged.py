@@ -31,6 +31,13 @@ SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
 MaskParts = dict[File, list[tuple[str, File]]]  # image → the files of its mask, each with its class; objects have none
 
 
+def find_parts(images: list[File], masks: list[File], is_one_folder: bool, is_in_sequences: bool) -> MaskParts:
+    """The mask files of each image where it has several, or one in a folder of a class; else empty."""
+    parts = {} if is_one_folder else find_object_files(images, masks, is_in_sequences)
+    parts = parts if parts or is_one_folder else find_class_files(images, masks)
+    return parts or find_ending_files(images, masks)
+
+
 def find_object_files(images: list[File], masks: list[File], is_in_sequences: bool) -> MaskParts:
     """The mask files of each image where each object has a file of its own: in a folder with the image
     (ID/images/x.png, ID/masks/*.png), or in one of the image's name (masks/x/*.png). Else empty."""
