@@ -14,7 +14,7 @@ from unet_trainer.data.pairs import Part, composed
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 
 Kind = Literal["image", "mask"]
-# Folder names, in lower case and without separators: img_dir is imgdir.
+# Names of folders, in lower case and without separators: img_dir is imgdir.
 IMAGE_FOLDERS = (
     "image images img imgs imgdir imagedir imagefolder jpegimages pngimages input inputs frame frames photo photos "
     "picture pictures rgb leftimg8bit"
@@ -25,7 +25,7 @@ MASK_FOLDERS = (
     "segmentationmasks target targets truth manual 1stmanual 2ndmanual trimap trimaps matte mattes"
 )
 KINDS: dict[str, Kind] = dict.fromkeys(IMAGE_FOLDERS.split(), "image")
-KINDS |= dict.fromkeys(MASK_FOLDERS.split(), "mask")
+KINDS.update(dict.fromkeys(MASK_FOLDERS.split(), "mask"))
 PARTS: dict[str, Part] = {
     "train": "train", "training": "train", "tr": "train", "val": "val", "valid": "val", "validation": "val",
     "test": "test", "testing": "test", "ts": "test", "stage1train": "train", "stage1test": "test",

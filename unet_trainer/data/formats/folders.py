@@ -5,6 +5,7 @@ for all pairs. What that leaves unpaired, or could be meant in several ways, is 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -198,7 +199,8 @@ class _Pairing:
         wanted = [*(self.config.class_names or ())]  # the first may be the background
         if order := next((order for order in (wanted, wanted[1:]) if {*order} == found), None):
             return order
-        is_single, may_be_classes = all(len(files) == 1 for files in parts.values()), merged.hold_two_values(parts)
+        is_single = all(len(files) == 1 for files in parts.values())
+        may_be_classes = merged.hold_two_values(chain(*parts.values()))
         if is_single and (len(found) == 1 or not may_be_classes):  # a folder around the masks, or batches of them
             return []
         if found == {""} or (may_be_classes and not is_single):

@@ -142,13 +142,12 @@ class FolderSearch:
         return [each for each in folders if not years.isdisjoint(each[0].parents)] if is_voc else folders
 
     def _follows(self, link: Path) -> bool:
-        """Links named as images, masks or parts, or in the config: others may lead to a whole disk. None that leads to
-        a folder in which it lies, and below images or masks those of parts alone."""
-        *above, name = link.relative_to(self.data_dir).parts
-        part, kind = folder_meaning(name)
-        is_meant = part or (kind and not any(folder_meaning(each)[1] for each in above))
-        is_meant = is_meant or any(name in Path(value).parts for value in self.explicit.values())
-        return bool(is_meant) and len(above) < MAX_DEPTH and not resolved(link.parent).is_relative_to(resolved(link))
+        """Links named as images, masks or parts, or in the config: others may lead to a whole disk, or to a folder in
+        which they lie."""
+        is_named = any(link.name in Path(value).parts for value in self.explicit.values())
+        is_near = len(link.relative_to(self.data_dir).parts) <= MAX_DEPTH
+        is_meant = is_near and (is_named or any(folder_meaning(link.name)))
+        return is_meant and not resolved(link.parent).is_relative_to(resolved(link))
 
     def _meaning(self, name: str) -> tuple[Part | None, Kind | None]:
         """As folder_meaning, but where image_dir or mask_dir is set, no other name means images or masks."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,35 +19,39 @@ from unet_trainer.images.image_decoding import VOLUME_EXTENSIONS, Pixels
 from unet_trainer.images.mask_decoding import read_mask
 
 READERS = re.compile(
-    r"annotator|annotation|rater|expert|observer|reader|grader|doctor|manual|consensus|(?:^|\D)\d(?:st|nd|rd)(?:\D|$)",
-    re.IGNORECASE,
+    r"(?i)annotat|rater|expert|observer|reader|grader|doctor|manual|consensus|(?:^|\D)\d(?:st|nd|rd)(?:\D|$)"
 )
-NO_CLASS = re.compile(f"instance|color|colour|polygon|overlay|vis|edge|boundary|{READERS.pattern}", re.IGNORECASE)
+VIEWS = re.compile("(?i)instance|color|colour|polygon|overlay|vis|edge|boundary")  # of one mask
 CHANNEL = re.compile(r"_\d{4}$")  # of nnU-Net: case_0000.png is the first channel of the case whose label is case.png
 NUM_LOOKED_AT = 3  # masks of each class
 FOREGROUND = 255
 SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
 
 MaskParts = dict[File, list[tuple[str, File]]]  # image → the files of its mask, each with its class; objects have none
+Parts = Sequence[tuple[File, str, File]]  # image, class and file
 
 
 def find_parts(images: list[File], masks: list[File], is_one_folder: bool, is_in_sequences: bool) -> MaskParts:
     """The mask files of each image where it has several, or one in a folder of a class; else empty."""
-    parts = {} if is_one_folder else find_object_files(images, masks, is_in_sequences)
-    parts = parts if parts or is_one_folder else find_class_files(images, masks)
-    return parts or find_ending_files(images, masks)
+    parts: Parts = []
+    if not is_one_folder:
+        parts = _find_object_files(images, masks, is_in_sequences) or _find_class_files(images, masks)
+    found: MaskParts = defaultdict(list)
+    for image, name, mask in parts or find_ending_files(images, masks):
+        found[image].append((name, mask))
+    return dict(sorted(found.items()))
 
 
-def find_object_files(images: list[File], masks: list[File], is_in_sequences: bool) -> MaskParts:
+def _find_object_files(images: list[File], masks: list[File], is_in_sequences: bool) -> Parts:
     """The mask files of each image where each object has a file of its own: in a folder with the image
     (ID/images/x.png, ID/masks/*.png), or in one of the image's name (masks/x/*.png). Else empty."""
     places = {(image.part, image.folder if is_in_sequences else f"{image.name}/"): image for image in images}
     if len(places) < len(images) or any((mask.part, mask.folder) not in places for mask in masks):
-        return {}
-    return _by_image((places[mask.part, mask.folder], "", mask) for mask in masks)
+        return []
+    return [(places[mask.part, mask.folder], "", mask) for mask in masks]
 
 
-def find_class_files(images: list[File], masks: list[File]) -> MaskParts:
+def _find_class_files(images: list[File], masks: list[File]) -> Parts:
     """The mask files of each image where each class has a folder of masks: masks/sea/a.png, masks/whale/a.png. Else
     empty, also for folders that are named after readers. An image may lack the masks of some classes."""
     by_class: dict[str, list[File]] = defaultdict(list)
@@ -56,14 +60,14 @@ def find_class_files(images: list[File], masks: list[File]) -> MaskParts:
         by_class[name].append(mask._replace(folder=rest))
     is_folder_of_images = any(image.folder.partition("/")[0] in by_class for image in images)
     if "" in by_class or is_folder_of_images or any(map(READERS.search, by_class)):
-        return {}
+        return []
     matches = {name: match_names(images, files) for name, files in sorted(by_class.items())}
     if any(match.masks for match in matches.values()):
-        return {}
-    return _by_image((image, name, mask) for name, match in matches.items() for image, mask in match.pairs)
+        return []
+    return [(image, name, mask) for name, match in matches.items() for image, mask in match.pairs]
 
 
-def find_ending_files(images: list[File], masks: list[File]) -> MaskParts:
+def find_ending_files(images: list[File], masks: list[File]) -> Parts:
     """The mask files of each image whose names end in its class or in the number of an object: s0_head.png and
     s0_tail.png, s0_mask.png and s0_mask_1.png. Empty unless the endings are clear: several, of classes with several
     images, none of a reader or a view of one mask; and the masks hold two values at most."""
@@ -73,36 +77,27 @@ def find_ending_files(images: list[File], masks: list[File]) -> MaskParts:
         words = [word for word in SEPARATOR.split(ending) if not re.fullmatch(MASK_WORDS, word, re.IGNORECASE)]
         name = "_".join(filter(None, words))
         are_objects &= "mask" in ending.lower() and (not name or name.isdecimal())
-        are_classes &= len(its) > 1 and bool(re.fullmatch(r"[^\W\d]{2,}", name)) and not NO_CLASS.search(name)
+        is_word = re.fullmatch(r"[^\W\d]{2,}", name) and not VIEWS.search(name) and not READERS.search(name)
+        are_classes &= len(its) > 1 and bool(is_word)
         found += [(image, name, mask) for image, mask in its.items()]
     all_belong = len(found) == len(masks) and all(mask.name.startswith(image.name) for image, _, mask in found)
     most_have = 2 * len({image for image, *_ in found}) > len(images)
     has_several = len({name for _, name, _ in found}) > 1
-    if not (all_belong and most_have and has_several and (are_objects or are_classes)):
-        return {}
-    parts = _by_image(found)
-    if not hold_two_values(parts):
-        return {}
-    return {image: [("", mask) for _, mask in files] for image, files in parts.items()} if are_objects else parts
+    are_clear = all_belong and most_have and has_several and (are_objects or are_classes)
+    if not are_clear or not hold_two_values((name, mask) for _, name, mask in found):
+        return []
+    return [(image, "" if are_objects else name, mask) for image, name, mask in found]
 
 
-def hold_two_values(parts: MaskParts) -> bool:
+def hold_two_values(masks: Iterable[tuple[str, File]]) -> bool:
     """Whether the first masks of each class, or of the objects, hold two values at most: those of a class do."""
-    by_name: dict[str, list[File]] = defaultdict(list)
-    for name, mask in (part for files in parts.values() for part in files):
-        by_name[name].append(mask)
-    for mask in (mask for its in by_name.values() for mask in its[:NUM_LOOKED_AT]):
+    num_seen = Counter[str]()
+    for name, mask in masks:
+        num_seen[name] += 1
         with contextlib.suppress(ReadError):  # which is reported where it is merged
-            if len(np.unique(read_mask(mask.path))) > 2:
+            if num_seen[name] <= NUM_LOOKED_AT and len(np.unique(read_mask(mask.path))) > 2:
                 return False
     return True
-
-
-def _by_image(parts: Iterable[tuple[File, str, File]]) -> MaskParts:
-    found: MaskParts = defaultdict(list)
-    for image, name, mask in parts:
-        found[image].append((name, mask))
-    return dict(sorted(found.items()))
 
 
 def merge_masks(converter: Converter, parts: MaskParts, names: Sequence[str]) -> FoundPairs:

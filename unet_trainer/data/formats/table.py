@@ -64,7 +64,8 @@ def read_split_csv(
             continue
         missing = [] if problem else [file for file in pair.user_files if not is_file(file)]
         place = pair.user_files[0], row.get(BOX, "").strip()
-        folders = [_missing_folder(file, data_dir) for file in missing]
+        above = ([each for each in file.parents if each.is_relative_to(data_dir)] for file in missing)
+        folders = [next((each for each in reversed(its) if not each.exists()), None) for its in above]
         if missing:
             problem = f"no file {' and no file '.join(map(str, missing))}"
         elif not problem and (first := lines.setdefault(place, number)) != number:
@@ -126,12 +127,6 @@ def _find_file(data_dir: Path, cell: str) -> Path:
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
-def _missing_folder(file: Path, data_dir: Path) -> Path | None:
-    """data_dir or the first folder on the way from it to the file that is not there."""
-    folders = [folder for folder in reversed(file.parents) if folder.is_relative_to(data_dir)]
-    return next((folder for folder in folders if not folder.exists()), None)
-
-
 def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:
     """Of the rows of a part, the images as absolute paths, and digests of the pairs, where the table has them."""
     rows = [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
@@ -151,16 +146,17 @@ def _read_rows(path: Path) -> list[tuple[int, Row]]:
 
 def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
     """What to set to use the CSV files with columns of images and masks, a line if there are some."""
-    tables, others = [], set[str]()
+    tables = dict[Path, set[str]]()  # with their columns that split_file does not know
     for file in islice(walk(data_dir, listing=listing, endings=(".csv", ".tsv")), MAX_TABLES):
         with contextlib.suppress(OSError, csv.Error):
             columns = {*read_header(file)} - {""}
-            if {"image", "mask"} <= columns and ("split" in columns or columns <= {*COLUMNS, BOX}):
-                tables.append(file)
-                others |= columns - {*COLUMNS, BOX}
+            others = columns - {*COLUMNS, BOX}
+            if {"image", "mask"} <= columns and ("split" in columns or not others):
+                tables[file] = others
     if not tables:
         return []
-    verb, value = ("is", path_in(data_dir, tables[0])) if len(tables) == 1 else ("are", "one of them, with all rows")
+    verb, value = ("is", path_in(data_dir, *tables)) if len(tables) == 1 else ("are", "one of them, with all rows")
+    others = set[str]().union(*tables.values())
     without = f", without its columns {first_few(sorted(others))}" if others else ""
     use = f"to use the pairs and the split there, set split_file: {value}{without}"
     return [f"{first_few(tables)} {verb} not read; {use}"]
