@@ -203,21 +203,20 @@ def split_by_endings(files: Sequence[File]) -> tuple[list[File], list[File]]:
     return [file for file in files if file not in masks], [file for file in files if file in masks]
 
 
-def split_by_suffix(files: Sequence[File], mask_suffix: str) -> tuple[list[File], list[File]]:
-    """Images and masks of one folder: masks of other endings are neither."""
-    masks = with_ending(files, mask_suffix)
-    chosen, names = {mask.file_name for mask in masks}, {mask.name for mask in masks}
-    rest = [file for file in files if file.file_name not in chosen]
+def split_by_suffix(images: list[File], masks: list[File], suffix: str) -> tuple[list[File], list[File]]:
+    """Images, and the masks whose names end in a suffix, without it; it may also be an extension: .png. Of one folder
+    those with another ending are neither."""
+    if suffix.lower() in IMAGE_EXTENSIONS:
+        chosen = [file for file in masks if file.file_name.lower().endswith(suffix.lower())]
+    else:
+        ending = composed(suffix)
+        chosen = [file._replace(stem=file.stem.removesuffix(ending)) for file in masks if file.stem.endswith(ending)]
+    if images is not masks:
+        return images, chosen
+    are_masks, names = {mask.file_name for mask in chosen}, {mask.name for mask in chosen}
+    rest = [file for file in images if file.file_name not in are_masks]
     others = {*split_by_endings(rest)[1]}
-    return [file for file in rest if file.name in names or file not in others], masks
-
-
-def with_ending(files: Sequence[File], mask_suffix: str) -> list[File]:
-    """The files whose names end in mask_suffix, without it; it may also be an extension: .png."""
-    if mask_suffix.lower() in IMAGE_EXTENSIONS:
-        return [file for file in files if file.file_name.lower().endswith(mask_suffix.lower())]
-    suffix = composed(mask_suffix)
-    return [file._replace(stem=file.stem.removesuffix(suffix)) for file in files if file.stem.endswith(suffix)]
+    return [file for file in rest if file.name in names or file not in others], chosen
 
 
 def _starts(file: File) -> list[str]:

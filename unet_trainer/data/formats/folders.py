@@ -96,13 +96,14 @@ class _Pairing:
     def find(self) -> FoundPairs:
         """Raises DataError, which is a Question where the user has to choose."""
         layout, config, lists, division = self.layout, self.config, voc_lists.Lists(), self.layout.division
-        images, masks = self._split_one_folder() if layout.is_one_folder else (layout.images, layout.masks)
         if suffix := config.mask_suffix:
-            masks = names.with_ending(layout.masks, suffix)
+            images, masks = names.split_by_suffix(layout.images, layout.masks, suffix)
             if not (images and masks):
                 text = f"mask_suffix: {'every' if masks else 'no'} name in {layout.mask_dir} ends in {suffix!r}"
                 by_ending = names.split_by_endings(layout.images)
                 raise _ask_for_suffix(text, *(by_ending if layout.is_one_folder else (layout.images, layout.masks)))
+        else:
+            images, masks = self._split_one_folder() if layout.is_one_folder else (layout.images, layout.masks)
         images = self._drop_test_without_masks(images, masks)
         if not division:
             lists, division = voc_lists.read_lists(layout.image_dir, self.place.listing, images)
@@ -134,21 +135,18 @@ class _Pairing:
             pairs = tuple(replace(pair, group="") if pair.group else pair for pair in pairs)
         self._describe_unpaired(match, sum(pair.part != "test" for pair in pairs))
         is_free = not layout.is_one_folder and config.image_dir is None and config.mask_dir is None
-        said = FoundPairs(
-            (),
-            f"{layout.rule}, {found.rule}" + (f"; {division}" if division else ""),
-            (*found.problems, *self.problems),
+        said = replace(
+            found,
+            rule=f"{layout.rule}, {found.rule}" + (f"; {division}" if division else ""),
+            problems=(*found.problems, *self.problems),
             notices=(*self.notices, *found.notices),
-            class_names=found.class_names,
             folders=layout.values if is_free else None,
         )
         return said.with_pairs(sorted(pairs, key=lambda pair: (pair.part or "", pair.name)))
 
     def _split_one_folder(self) -> tuple[list[File], list[File]]:
-        """By mask_suffix, else by the marks of masks (such as _mask), or by endings that are classes or objects."""
-        files, ending = self.layout.images, self.config.mask_suffix
-        if ending:
-            return names.split_by_suffix(files, ending)
+        """By the marks of masks (such as _mask), or by endings that are classes or objects. Raises Question."""
+        files = self.layout.images
         by_mark, by_ending = names.split_by_marks(files), names.split_by_endings(files)
         if not match_names(*by_mark).is_complete and merged.find_ending_files(*by_ending):
             return by_ending
@@ -168,7 +166,7 @@ class _Pairing:
     def _drop_test_without_masks(self, images: list[File], masks: list[File]) -> list[File]:
         """The images; those of test may lack masks, which stops no training, those of val may not."""
         layout, data_dir = self.layout, self.place.data_dir
-        missing = {image.part for image in images} - {None, "train", *(mask.part for mask in masks)}
+        missing = {image.part for image in images} - {mask.part for mask in masks} - {None, "train"}
         if "val" in missing:
             there = f"no masks of {layout.places['val']}; {layout.search.contents(data_dir)}"
             folders = zip(KEYS.values(), (layout.image_dir, layout.mask_dir), strict=True)
