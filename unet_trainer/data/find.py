@@ -25,23 +25,18 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     has a question is passed over if another has none. Raises DataError."""
     is_collecting = gc.isenabled()
     gc.disable()  # going over a million files again and again, it would take a third of the time and free nothing
+    place, questions = Place.of(config, console), list[Question]()
     try:
-        return _ask_formats(Place.of(config, console), config)
+        for find in FORMATS:
+            try:
+                pairs = find(place, config)
+            except Question as question:
+                questions.append(question)
+                continue
+            if pairs is not None:
+                found, pattern = place.said.with_pairs(pairs), config.group_pattern
+                return replace(found, pairs=add_groups(found.pairs, pattern, place.data_dir)) if pattern else found
+        raise next((question for question in questions if question.choices), questions[-1])
     finally:
         if is_collecting:
             gc.enable()
-
-
-def _ask_formats(place: Place, config: Config) -> FoundPairs:
-    questions = list[Question]()
-    for find in FORMATS:
-        try:
-            pairs = find(place, config)
-        except Question as question:
-            questions.append(question)
-            continue
-        if pairs is not None:
-            found = place.said.with_pairs(pairs)
-            pattern = config.group_pattern
-            return replace(found, pairs=add_groups(found.pairs, pattern, place.data_dir)) if pattern else found
-    raise next((question for question in questions if question.choices), questions[-1])

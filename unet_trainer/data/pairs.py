@@ -145,9 +145,8 @@ class Pair:
     def files_in(self, data_dir: Path) -> tuple[str, str]:
         """Image and mask as tables of scores name them, by their paths in data_dir; of a block with its rows and
         columns."""
-        box = self.box
-        part = "" if box is None else f"[{box.top}:{box.bottom}, {box.left}:{box.right}]"
-        image, mask = (f"{path_in(data_dir, file)}{part}" for file in self.user_files)
+        rows = f"[{box.top}:{box.bottom}, {box.left}:{box.right}]" if (box := self.box) else ""
+        image, mask = (f"{path_in(data_dir, file)}{rows}" for file in self.user_files)
         return image, mask
 
     def block(self, part: Part, sides: tuple[int, int, int, int]) -> "Pair":

@@ -11,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import permutations, takewhile
+from itertools import chain, permutations, takewhile
 from pathlib import Path
 from typing import get_args
 
@@ -93,9 +93,8 @@ def images_of_dataset(root: Path, files: Sequence[Path]) -> list[Path]:
         is_image = not meanings or any(part for part, _ in meanings)
         other: Kind | None = "mask" if images else "image" if is_image else None
         kinds[file] = next((kind for _, kind in reversed(meanings) if kind), other)
-    found = [
-        file for file, kind in kinds.items() if kind == "image" or (not kind and (file.parent, file.stem) in masked)
-    ]
+    kinds |= {file: "image" for file, kind in kinds.items() if not kind and (file.parent, file.stem) in masked}
+    found = [file for file, kind in kinds.items() if kind == "image"]
     return found if found and "mask" in kinds.values() else [*files]
 
 
@@ -113,16 +112,15 @@ class FolderSearch:
         self.named = {value: kind for kind, value in self.explicit.items() if kind not in self.tops}
         if tops.get("image") == tops.get("mask"):
             self.tops.pop("mask", None)  # they lie side by side
-        folders = [*listing.images(data_dir, self._follows)]
-        for top in dict.fromkeys(self.tops.values()):
-            folders += listing.images(top) if ".." in top.relative_to(data_dir).parts else []
+        there = (listing.images(data_dir, self._follows), *map(listing.images, self.tops.values()))
+        folders = [*dict(chain.from_iterable(there)).items()]
         if folders and not self.explicit:
             folders = self._keep_voc(folders)
             # An archive may have put a folder around its content.
             common = Path(os.path.commonpath([folders[0][0], folders[-1][0]])).relative_to(data_dir).parts
             self.root = data_dir.joinpath(*takewhile(lambda name: not any(folder_meaning(name)), common))
         self.folders = folders
-        self.found: Found = {"image": defaultdict(list), "mask": defaultdict(list), None: defaultdict(list)}
+        self.found: Found = {kind: defaultdict(list) for kind in (*KEYS, None)}
         for folder, names in folders:
             top, kind, part, shown = self._role(folder)
             inner = folder.relative_to(top).parts
@@ -142,11 +140,9 @@ class FolderSearch:
         return [each for each in folders if not years.isdisjoint(each[0].parents)] if is_voc else folders
 
     def _follows(self, link: Path) -> bool:
-        """Links named as images, masks or parts, or in the config: others may lead to a whole disk, or to a folder in
-        which they lie."""
-        is_named = any(link.name in Path(value).parts for value in self.explicit.values())
+        """Links named as images, masks or parts: others may lead to a whole disk, or to a folder in which they lie."""
         is_near = len(link.relative_to(self.data_dir).parts) <= MAX_DEPTH
-        is_meant = is_near and (is_named or any(folder_meaning(link.name)))
+        is_meant = is_near and any(folder_meaning(link.name))
         return is_meant and not resolved(link.parent).is_relative_to(resolved(link))
 
     def _meaning(self, name: str) -> tuple[Part | None, Kind | None]:
