@@ -212,11 +212,13 @@ class _Pairing:
 
     def _take_plain(self, match: Match, origins: dict[Path, str]) -> FoundPairs:
         """Each mask is a file of its own, or a page of a stack."""
-        pairs, how = list[Pair](), "same names"
+        pairs, paged, how = list[Pair](), set[Pair](), "same names"
         for image, mask in match.pairs:
             path = image.path
-            origin = origins[path] if origins else ""
-            pairs.append(Pair(image.name, path, mask.path, image.part, image_origin=origin))
+            pair = Pair(image.name, path, mask.path, image.part, image_origin=origins[path] if origins else "")
+            pairs.append(pair)
+            if mask.file_name.lower().endswith(stacks.ENDINGS) and stacks.has_pages(pair.mask):
+                paged.add(pair)
         if not pairs:
             return FoundPairs((), how)
         first = pairs[0]  # of train, if that has any
@@ -225,7 +227,7 @@ class _Pairing:
         if match.is_complete and is_result(first.mask):
             what = f"masks in {self.layout.mask_dir} were written by predict, such as {first.mask.name}"
             self.notices.append(f"{what}: training learns from what a model saw")
-        if paged := {pair for pair in pairs if stacks.has_pages(pair.mask)}:
+        if paged:
             pages = stacks.split_into_pages(self.place.converter, sorted(paged, key=lambda pair: pair.name))
             pairs = [*pages, *(pair for pair in pairs if pair not in paged)]
             how += f", {counted(len(pages), 'page')} of {counted(len(paged), 'stack')}"

@@ -20,16 +20,16 @@ from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, COLOUR_CHANN
 from unet_trainer.system.console import counted
 
 TIFF = (".tif", ".tiff")
+ENDINGS = (*TIFF, *VOLUME_EXTENSIONS)  # of masks that may have pages
 VOLUMES = (*VOLUME_EXTENSIONS, ".npy")  # NIfTI, or an array of the channels that were joined
 
 
 def has_pages(path: Path) -> bool:
     """Whether a file is a volume, or a TIFF with several pages. Reads a few bytes of it; False for a broken one."""
-    name = path.name.lower()
-    if name.endswith(TIFF):
-        with contextlib.suppress(DataError):
+    with contextlib.suppress(DataError):
+        if path.suffix.lower() in TIFF:
             return len(page_types(path)) > 1
-    return name.endswith(VOLUME_EXTENSIONS)
+    return path.name.lower().endswith(VOLUME_EXTENSIONS)
 
 
 def page_types(path: Path) -> Sequence[Any]:
