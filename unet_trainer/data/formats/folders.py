@@ -120,12 +120,13 @@ class _Pairing:
             classes = self._classes_of(parts, bool(division))
             single = [] if classes else [(image, files[0][1]) for image, files in parts.items()]
             match = Match(SAME_NAMES, single, [image for image in images if image not in parts], [])
-        if not (match.pairs or parts or self.problems):
+        has_train = any(image.part in (None, "train") for image, _ in match.pairs)
+        if not (has_train or parts or self.problems):
             if layout.is_one_folder:
                 self._propose_folders()
             where = " and ".join(map(str, dict.fromkeys([layout.image_dir, layout.mask_dir])))
             text = f"images and masks in {where} do not pair up: {_count_unpaired(match.images, match.masks)}"
-            raise _ask_for_suffix(text, images, masks)
+            raise _ask_for_suffix(text, match.images or images, match.masks or masks)
         if classes:
             found = merged.merge_masks(self.place.converter, parts, classes)
         else:
