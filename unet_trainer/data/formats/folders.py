@@ -96,14 +96,7 @@ class _Pairing:
     def find(self) -> FoundPairs:
         """Raises DataError, which is a Question where the user has to choose."""
         layout, config, lists, division = self.layout, self.config, voc_lists.Lists(), self.layout.division
-        if suffix := config.mask_suffix:
-            images, masks = names.split_by_suffix(layout.images, layout.masks, suffix)
-            if not (images and masks):
-                text = f"mask_suffix: {'every' if masks else 'no'} name in {layout.mask_dir} ends in {suffix!r}"
-                by_ending = names.split_by_endings(layout.images)
-                raise _ask_for_suffix(text, *(by_ending if layout.is_one_folder else (layout.images, layout.masks)))
-        else:
-            images, masks = self._split_one_folder() if layout.is_one_folder else (layout.images, layout.masks)
+        images, masks = self._choose_sides()
         images = self._drop_test_without_masks(images, masks)
         if not division:
             lists, division = voc_lists.read_lists(layout.image_dir, self.place.listing, images)
@@ -114,7 +107,7 @@ class _Pairing:
         if lists:  # masks of other images, and test images without one, do not matter
             listed = [(image._replace(part=lists[image.name]), mask) for image, mask in match.pairs]
             match = Match(match.rule, listed, [image for image in match.images if lists[image.name] != "test"], [])
-        if not match.is_complete and not suffix:
+        if not match.is_complete and not config.mask_suffix:
             parts = merged.find_parts(images, masks, layout.is_one_folder, "*" in layout.image_dir.parts)
         if parts:
             classes = self._classes_of(parts, bool(division))
@@ -145,9 +138,19 @@ class _Pairing:
         )
         return said.with_pairs(sorted(pairs, key=lambda pair: (pair.part or "", pair.name)))
 
-    def _split_one_folder(self) -> tuple[list[File], list[File]]:
-        """By the marks of masks (such as _mask), or by endings that are classes or objects. Raises Question."""
-        files = self.layout.images
+    def _choose_sides(self) -> tuple[list[File], list[File]]:
+        """Images and masks: by mask_suffix or by their folders; of one folder by the marks of masks (such as _mask), or
+        by endings that are classes or objects. Raises Question."""
+        layout, files, suffix = self.layout, self.layout.images, self.config.mask_suffix
+        if suffix:
+            images, masks = names.split_by_suffix(files, layout.masks, suffix)
+            if images and masks:
+                return images, masks
+            text = f"mask_suffix: {'every' if masks else 'no'} name in {layout.mask_dir} ends in {suffix!r}"
+            sides = names.split_by_endings(files) if layout.is_one_folder else (files, layout.masks)
+            raise _ask_for_suffix(text, *sides)
+        if not layout.is_one_folder:
+            return files, layout.masks
         by_mark, by_ending = names.split_by_marks(files), names.split_by_endings(files)
         if not match_names(*by_mark).is_complete and merged.find_ending_files(*by_ending):
             return by_ending
