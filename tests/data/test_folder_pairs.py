@@ -160,6 +160,7 @@ QUESTIONS = {  # folders and files → the beginning of the message, and its end
     "two kinds of masks": (["images/a.png", "masks/a_x.png", "masks/a_y.png"], f"{TWICE} 1 image without a mask, 2 masks without an image; there is a.png beside a_x.png, a_y.png; ", "set one of these:\n  mask_suffix: _x\n  mask_suffix: _y"),
     "two images of a name": (["images/a.bmp", "images/a.png", "masks/a.png"], f"{TWICE} 2 images without a mask, 1 mask without an image; there is a.bmp, a.png beside a.png", FIX),
     "two masks of a name": (["images/a.png", "masks/a.bmp", "masks/a.png"], f"{TWICE} 1 image without a mask, 2 masks without an image; there is a.png beside a.bmp, a.png", ":\n  mask_suffix: .bmp\n  mask_suffix: .png"),
+    "val alone pairs up": (["train/images/a.png", "train/masks/b.png", "val/images/c.png", "val/masks/c.png"], "images and masks in ROOT/train/images and ROOT/train/masks do not pair up: 1 image without a mask, 1 mask without an image; there is a.png beside b.png; ", FIX),
     "a channel that is missing": (["imagesTr/a_0000.png", "imagesTr/a_0001.png", "imagesTr/b_0001.png", "labelsTr/a.png"], "image_dir: ROOT/imagesTr has 2 channel files for", "and for b b_0001.png; need b_0000, b_0001"),
 }  # fmt: skip
 
