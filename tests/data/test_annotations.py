@@ -49,7 +49,7 @@ class Folder:
         place, pairs = Place.of(self.config(**settings)), None
         for module in (coco_format, labelme_format, yolo, rle_table, annotations):
             pairs = module.find(place, self.config(**settings)) if pairs is None else pairs
-        return None if pairs is None else place.found(pairs)
+        return None if pairs is None else place.said.with_pairs(pairs)
 
     def refuses(self, message, **settings):
         with pytest.raises(DataError, match=message):

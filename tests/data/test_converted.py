@@ -24,7 +24,7 @@ def split(tmp_path, images, labels):
     for name, pages in (("images", images), ("labels", labels)):
         tifffile.imwrite(tmp_path / f"{name}.tif", pages, photometric="rgb" if pages.ndim == 4 else "minisblack")
     stack = Pair("s", tmp_path / "images.tif", tmp_path / "labels.tif")
-    return split_into_pages(Converter(tmp_path, tmp_path / "checkpoints"), "train", [stack])
+    return split_into_pages(Converter(tmp_path, tmp_path / "checkpoints"), [stack])
 
 
 @pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, (3,)), (np.uint16, ()), (np.float32, (3,))])
@@ -44,7 +44,7 @@ def test_stacks_that_do_not_fit_are_refused_with_their_files(tmp_path):
     with pytest.raises(DataError, match=r"labels\.tif, page 0: float32 values from .* need whole numbers from 0 to"):
         split(tmp_path, volume(2), volume(2).astype(np.float32) / 7)
     with pytest.raises(DataError, match=r"a\.png has 1 page and .*labels\.tif has 2; need a page of the mask"):
-        split_into_pages(None, "train", [Pair("a", tmp_path / "a.png", tmp_path / "labels.tif")])
+        split_into_pages(None, [Pair("a", tmp_path / "a.png", tmp_path / "labels.tif")])
 
 
 def tiff(**options):

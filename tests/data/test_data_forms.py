@@ -268,7 +268,8 @@ def test_endings_that_may_be_something_else_than_classes_are_asked_about(endings
     pixels = np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % values
     for name in (f"s{index:02d}_{ending}.png" for index in range(COUNT) for ending in endings):
         write(tmp_path / "data/masks" / name, pixels)
-    with pytest.raises(Question, match=r"mask_suffix: .* holds 2 kinds of masks for the same images"):
+    asked = rf"do not pair up: .*; set one of these:\n  mask_suffix: _{endings[0]}\n  mask_suffix: _{endings[1]}$"
+    with pytest.raises(Question, match=asked):
         report()
 
 

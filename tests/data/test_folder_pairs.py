@@ -155,11 +155,12 @@ QUESTIONS = {  # folders and files → the beginning of the message, and its end
     "ISIC": (["T1-2_Input/a.jpg", "T1-2_Input/b.jpg", "T1_GroundTruth/a_seg.png", "T1_GroundTruth/b_seg.png"], "cannot tell the folder of images", "image_dir: T1_GroundTruth\n  mask_dir: T1-2_Input"),
     "cell tracking": (["01/t0.tif", "01/t1.tif", "01_GT/SEG/man_seg0.tif", "01_GT/SEG/man_seg1.tif"], "data_dir: no folder of images (images, imgs, ...) in ROOT; ROOT holds 01/, 01_GT/; set one of these:\n  # 01_GT/SEG holds the masks\n  image_dir: '01'\n  mask_dir: 01_GT/SEG\n", "image_dir: 01_GT/SEG\n  mask_dir: '01'"),
     "one folder, no mark": (FOUR, "cannot tell images from masks in ROOT: no folder of masks", "; there is a.jpg, b.jpg beside a_x.png, b_x.png; set:\n  mask_suffix: _x"),
-    "one folder, two marks": (["a.jpg", "a_1stHO.png", "a_2ndHO.png"], "cannot tell images from masks in ROOT: several kinds", "set one of these:\n  mask_suffix: _1stHO\n  mask_suffix: _2ndHO"),
+    "one folder, two marks": (["a.jpg", "a_1stHO.png", "a_2ndHO.png"], "images and masks in ROOT do not pair up: 1 image without a mask, 2 masks without an image; there is a.jpg beside a_1stHO.png, a_2ndHO.png; ", "set one of these:\n  mask_suffix: _1stHO\n  mask_suffix: _2ndHO"),
     "one folder, two endings": (["a.tif", "a.png", "b.tif", "b.png"], "cannot tell", "a.png, a.tif, b.png and 1 more; set one of these:\n  mask_suffix: .png\n  mask_suffix: .tif"),
-    "two kinds of masks": (["images/a.png", "masks/a_x.png", "masks/a_y.png"], "mask_suffix: ROOT/masks holds 2 kinds of masks", " for the same images; set one of these:\n  mask_suffix: _x\n  mask_suffix: _y"),
+    "two kinds of masks": (["images/a.png", "masks/a_x.png", "masks/a_y.png"], f"{TWICE} 1 image without a mask, 2 masks without an image; there is a.png beside a_x.png, a_y.png; ", "set one of these:\n  mask_suffix: _x\n  mask_suffix: _y"),
     "two images of a name": (["images/a.bmp", "images/a.png", "masks/a.png"], f"{TWICE} 2 images without a mask, 1 mask without an image; there is a.bmp, a.png beside a.png", FIX),
     "two masks of a name": (["images/a.png", "masks/a.bmp", "masks/a.png"], f"{TWICE} 1 image without a mask, 2 masks without an image; there is a.png beside a.bmp, a.png", ":\n  mask_suffix: .bmp\n  mask_suffix: .png"),
+    "val alone pairs up": (["train/images/a.png", "train/masks/b.png", "val/images/c.png", "val/masks/c.png"], "images and masks in ROOT/train/images and ROOT/train/masks do not pair up: 1 image without a mask, 1 mask without an image; there is a.png beside b.png; ", FIX),
     "a channel that is missing": (["imagesTr/a_0000.png", "imagesTr/a_0001.png", "imagesTr/b_0001.png", "labelsTr/a.png"], "image_dir: ROOT/imagesTr has 2 channel files for", "and for b b_0001.png; need b_0000, b_0001"),
 }  # fmt: skip
 
@@ -217,10 +218,10 @@ def test_images_without_masks_and_masks_without_images_are_named_with_what_to_do
     assert (len(problem.lines), problem.settings) == (2, {"unpaired": "skip"})
     skipped = found_in(tmp_path, mask_suffix="_m", unpaired="skip")
     assert (len(skipped.pairs), skipped.blocking_message) == (2, "")
-    assert (
-        skipped.notices[0]
-        == f"2 images without a mask, 0 masks without an image left out (unpaired: skip), e.g. {tmp_path / 'images/b.jpg'}"
+    images = (
+        f"2 images without a mask in {tmp_path / 'masks'} left out (unpaired: skip), e.g. {tmp_path / 'images/b.jpg'}"
     )
+    assert skipped.notices == (images,)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -310,7 +311,8 @@ def test_listed_names_without_an_image_block_unless_they_are_to_be_skipped(tmp_p
     assert "1 name in ImageSets/Segmentation without an image" in found.blocking_message
     skipped = found_in(tmp_path, **problem.settings)
     assert (len(skipped.pairs), skipped.blocking_message) == (layouts.COUNT - 1, "")
-    assert "1 listed name without an image left out (unpaired: skip)" in skipped.notices
+    name = "1 name in ImageSets/Segmentation without an image left out (unpaired: skip), e.g. 2007_000001"
+    assert name in skipped.notices
 
 
 def test_lists_of_which_no_image_is_there_are_one_problem(tmp_path):
@@ -341,21 +343,6 @@ def test_pages_belong_to_the_part_of_their_file(tmp_path):
     in_train = [name for name, part in parts.items() if part == "train"]
     assert in_train[:8] == [*(f"2007_000000/{page}" for page in range(7)), "2007_000001"]
     assert parts["2007_000004/6"] == "val"
-
-
-def test_lists_that_are_not_read_are_named(tmp_path):
-    touch(tmp_path, "images/0.png", "images/1.png", "masks/0.png", "masks/1.png", "train.txt", "val.txt")
-    (notice,) = found_in(tmp_path).notices
-    assert notice.startswith(
-        f"{tmp_path / 'train.txt'}, {tmp_path / 'val.txt'} are not read; to divide the images as they do"
-    )
-    for name in ("train.txt", "val.txt"):
-        (tmp_path / name).write_text("epoch 1\n")  # a log
-    assert found_in(tmp_path).notices == ()
-    touch(tmp_path, "splits/test_files.txt")
-    (tmp_path / "splits/test_files.txt").write_text("images\\1.png masks\\1.png\n")
-    (notice,) = found_in(tmp_path).notices
-    assert notice.startswith(f"{tmp_path / 'splits/test_files.txt'} is not read; to divide the images")
 
 
 @pytest.mark.parametrize(("test", "kept", "notices"), [
@@ -432,8 +419,7 @@ def test_a_link_beside_the_data_is_not_searched(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["plain", "sequences", "bowl", "voc", "classes", "parts", "coco", "labelme"])
 def test_each_folder_of_the_data_is_listed_once(name, tmp_path, monkeypatch):
     getattr(layouts, name)(tmp_path / "data")
-    touch(tmp_path, "data/notes/old/n.csv", "data/train.txt")
-    (tmp_path / "data/train.txt").write_text("0\n")
+    touch(tmp_path, "data/notes/old/n.csv")
     folders = sorted(str(path) for path in (tmp_path / "data").rglob("") if path.is_dir())
     listed = []
     for function in ("scandir", "listdir"):

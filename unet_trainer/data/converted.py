@@ -63,15 +63,14 @@ class Converter:
         with contextlib.suppress(ValueError):
             index = TypeAdapter(Index).validate_python(read_cache(folder / INDEX))
         names = [ascii(conversion.name) for conversion in conversions]  # JSON takes no broken UTF-8
-        made = [Converted(folder / f"{conversion.name}{conversion.extension}", {}) for conversion in conversions]
         sources = [_digest_files(conversion.sources) for conversion in conversions]
-        waiting = []
-        for number, (path, *_) in enumerate(made):
+        made, waiting = list[Converted](), list[int]()
+        for number, conversion in enumerate(conversions):
+            path = folder / f"{conversion.name}{conversion.extension}"
             digest, facts = index.get(names[number], ("", {}))
-            if digest == sources[number] and path.is_file():
-                made[number] = Converted(path, facts)
-            else:
-                waiting.append(number)
+            is_made = digest == sources[number] and path.is_file()
+            made.append(Converted(path, facts if is_made else {}))
+            waiting += [] if is_made else [number]
 
         def convert(number: int, _: ReadStderr) -> Converted:
             path = made[number].path

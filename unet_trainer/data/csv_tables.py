@@ -2,8 +2,8 @@
 
 import csv
 import io
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system import input_files
@@ -18,9 +18,7 @@ def read_table(path: Path, name: str, errors: str = "surrogateescape") -> tuple[
     """The header of a CSV file, in lower case, and line number and cells of each row with text. Raises DataError."""
     limit = csv.field_size_limit(MAX_BYTES)
     try:
-        text = input_files.read_text(path, MAX_BYTES, "utf-8-sig", errors)
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(text))  # a name may hold a \r
-        header = _clean_header(next(reader, []))
+        header, reader = _open_table(input_files.read_text(path, MAX_BYTES, "utf-8-sig", errors))
         rows, line = [], reader.line_num + 1  # in which a row begins
         for cells in reader:
             if any(cell.strip() for cell in cells):
@@ -38,18 +36,15 @@ def read_table(path: Path, name: str, errors: str = "surrogateescape") -> tuple[
 def read_header(path: Path) -> list[str]:
     """The columns of a CSV file, by its first bytes, in lower case. Raises OSError."""
     with input_files.open_file(path) as file:
-        text = file.read(MAX_HEADER).decode("utf-8-sig", "replace")
-    return _clean_header(next(csv.reader(text.splitlines()[:1], delimiter=_separator(text)), []))
+        return _open_table(file.read(MAX_HEADER).decode("utf-8-sig", "replace"))[0]
 
 
-def _clean_header(cells: Sequence[str]) -> list[str]:
-    """Without the empty ones at the end, as spreadsheets write them where cells beside the table were once filled."""
-    header = [cell.strip().lower() for cell in cells]
+def _open_table(text: str) -> tuple[list[str], Any]:
+    """The header, without the empty cells that spreadsheets leave at its end, and the reader of the other rows. Excel
+    separates cells by semicolons where numbers have commas."""
+    separator = max(",;\t", key=text.split("\n", 1)[0].count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
+    header = [cell.strip().lower() for cell in next(reader, [])]
     while header and not header[-1]:
         header.pop()
-    return header
-
-
-def _separator(text: str) -> str:
-    """Of the cells: Excel writes semicolons where numbers have commas."""
-    return max(",;\t", key=text.split("\n", 1)[0].count)
+    return header, reader

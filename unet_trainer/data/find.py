@@ -25,27 +25,18 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     has a question is passed over if another has none. Raises DataError."""
     is_collecting = gc.isenabled()
     gc.disable()  # going over a million files again and again, it would take a third of the time and free nothing
+    place, questions = Place.of(config, console), list[Question]()
     try:
-        return _ask_formats(config, console)
+        for find in FORMATS:
+            try:
+                pairs = find(place, config)
+            except Question as question:
+                questions.append(question)
+                continue
+            if pairs is not None:
+                found, pattern = place.said.with_pairs(pairs), config.group_pattern
+                return replace(found, pairs=add_groups(found.pairs, pattern, place.data_dir)) if pattern else found
+        raise next((question for question in questions if question.choices), questions[-1])
     finally:
         if is_collecting:
             gc.enable()
-
-
-def _ask_formats(config: Config, console: Console | None) -> FoundPairs:
-    place = Place.of(config, console)
-    questions = list[Question]()
-    for find in FORMATS:
-        attempt = place.fresh()
-        try:
-            pairs = find(attempt, config)
-        except Question as question:
-            questions.append(question)
-            continue
-        if pairs is not None:
-            found = attempt.found(pairs)
-            grouped = (
-                add_groups(found.pairs, config.group_pattern, place.data_dir) if config.group_pattern else found.pairs
-            )
-            return replace(found, pairs=grouped)
-    raise next((question for question in questions if question.choices), questions[-1])

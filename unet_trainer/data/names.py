@@ -5,14 +5,16 @@ all masks: 21_training and 21_manual1, t000 and man_seg000."""
 
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from unet_trainer.data.pairs import Part, composed
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 
-# Folder names, in lower case and without separators: img_dir is imgdir.
+Kind = Literal["image", "mask"]
+# Names of folders, in lower case and without separators: img_dir is imgdir.
 IMAGE_FOLDERS = (
     "image images img imgs imgdir imagedir imagefolder jpegimages pngimages input inputs frame frames photo photos "
     "picture pictures rgb leftimg8bit"
@@ -22,11 +24,8 @@ MASK_FOLDERS = (
     "groundtruth groundtruths gtfine seg segs segmentation segmentations segmentationclass segmentationmask "
     "segmentationmasks target targets truth manual 1stmanual 2ndmanual trimap trimaps matte mattes"
 )
-Kind = Literal["image", "mask"]
-KINDS: dict[str, Kind] = {
-    **dict.fromkeys(IMAGE_FOLDERS.split(), "image"),
-    **dict.fromkeys(MASK_FOLDERS.split(), "mask"),
-}
+KINDS: dict[str, Kind] = dict.fromkeys(IMAGE_FOLDERS.split(), "image")
+KINDS.update(dict.fromkeys(MASK_FOLDERS.split(), "mask"))
 PARTS: dict[str, Part] = {
     "train": "train", "training": "train", "tr": "train", "val": "val", "valid": "val", "validation": "val",
     "test": "test", "testing": "test", "ts": "test", "stage1train": "train", "stage1test": "test",
@@ -63,9 +62,8 @@ def folder_meaning(name: str) -> tuple[Part | None, Kind | None]:
 
 def part_in(names: Iterable[str]) -> Part | None:
     """train, val or test, if the names hold words for one of them only: instances_train2017, train/a.jpg."""
-    words = [word for name in names for word in re.findall("[a-z]+", name.lower())]
-    # "tr" and "ts" mean little in a file's name.
-    found = {PARTS[word] for word in words if word in PARTS and len(word) > 2}
+    words = {word for name in names for word in re.findall("[a-z]{3,}", name.lower())}  # not "tr" and "ts"
+    found = {PARTS[word] for word in words & PARTS.keys()}
     return found.pop() if len(found) == 1 else None
 
 
@@ -92,11 +90,11 @@ class File(NamedTuple):
         return {".jpeg": ".jpg", ".tiff": ".tif"}.get(extension, extension)
 
 
-def name_files(place: Path, names: Iterable[str], part: Part | None, inner: str) -> list[File]:
+def name_files(place: Path, names: Sequence[str], part: Part | None, inner: str) -> list[File]:
     """Files of a folder: v0 for v0.png and v0.nii.gz. `inner`: the folder as names show it."""
     inner = composed(inner)
-    stems = ((name, name.removesuffix(".gz").rpartition(".")[0] or name) for name in names)
-    return [File(place, name, part, inner, composed(stem)) for name, stem in stems]
+    stems = [composed(name.removesuffix(".gz").rpartition(".")[0] or name) for name in names]
+    return [File(place, name, part, inner, stem) for name, stem in zip(names, stems, strict=True)]
 
 
 class Match(NamedTuple):
@@ -107,11 +105,16 @@ class Match(NamedTuple):
     images: list[File]
     masks: list[File]
 
+    @property
+    def is_complete(self) -> bool:
+        return not self.images and not self.masks
+
 
 def match_names(images: Sequence[File], masks: Sequence[File]) -> Match:
     """The pairs of each part. Train comes first: another part may hold a single name, which follows its rule."""
     found = Match(SAME_NAMES, [], [], [])
-    for part in (None, *get_args(Part)):
+    there = {file.part for file in images} | {file.part for file in masks}
+    for part in (part for part in (None, *get_args(Part)) if part in there):
         of_part = [file for file in images if file.part == part], [file for file in masks if file.part == part]
         match = _match_part(*of_part, found.rule)
         rule = found.rule if found.pairs else match.rule
@@ -120,42 +123,39 @@ def match_names(images: Sequence[File], masks: Sequence[File]) -> Match:
 
 
 def _match_part(images: list[File], masks: list[File], known: Rule) -> Match:
-    """The match of the first rule that leaves nothing unpaired: the known one; the same names; without what all images
-    and what all masks begin and end with; without the ends alone, since few masks may begin with more than their images
-    do. Else that which pairs most."""
+    """By the first rule that leaves nothing unpaired, else by that which pairs most."""
     best = Match(SAME_NAMES, [], images, masks)
     for rule in _rules(images, masks, known):
         image_of, mask_of = (_by_rest(files, *affixes) for files, affixes in zip((images, masks), rule, strict=True))
         pairs = [(image, mask_of[name]) for name, image in image_of.items() if name in mask_of]
+        if len(pairs) == len(images) == len(masks):
+            return Match(rule, pairs, [], [])
         if len(pairs) > len(best.pairs):
             paired = {id(file) for pair in pairs for file in pair}  # their hash would take longer
             left = ([file for file in files if id(file) not in paired] for files in (images, masks))
             best = Match(rule, pairs, *left)
-        if not best.images and not best.masks:
-            break
     return best
 
 
 def _rules(images: list[File], masks: list[File], known: Rule) -> Iterator[Rule]:
-    yield known
-    if known != SAME_NAMES:
-        yield SAME_NAMES
+    """The known one; the same names; without what all images and what all masks begin and end with; without the ends
+    alone, since few masks may begin with more than their images do."""
+    yield from dict.fromkeys([known, SAME_NAMES])
     image, mask = _common_affixes(images, IMAGE_MARK), _common_affixes(masks, MASK_MARK)
-    if not _differ_in_numbers(image, mask):
-        yield image, mask
-    ends = ("", image[1]), ("", mask[1])
-    if not _differ_in_numbers(*ends):
-        yield ends
+    for rule in ((image, mask), (("", image[1]), ("", mask[1]))):
+        if not _differ_in_numbers(*rule):
+            yield rule
 
 
 def _by_rest(files: list[File], prefix: str, suffix: str) -> dict[str, File]:
     """By the name without affixes, but for names that several files have."""
-    found, several = dict[str, File](), set[str]()
-    for file in files:
-        name = file.folder + file.stem.removeprefix(prefix).removesuffix(suffix)
-        if found.setdefault(name, file) is not file:
-            several.add(name)
-    return {name: file for name, file in found.items() if name not in several} if several else found
+    names = [folder + stem.removeprefix(prefix).removesuffix(suffix) for _, _, _, folder, stem in files]
+    found = dict(zip(names, files, strict=True))
+    if len(found) < len(files):
+        for name, number in Counter(names).items():
+            if number > 1:
+                del found[name]
+    return found
 
 
 def _common_affixes(files: Sequence[File], mark: re.Pattern[str]) -> Affixes:
@@ -165,13 +165,13 @@ def _common_affixes(files: Sequence[File], mark: re.Pattern[str]) -> Affixes:
         prefix, _, suffix = ("".join(stems)).partition(mark.sub("", "".join(stems)) or "/")
         return prefix, suffix
     prefix = _common_start(stems)
-    return prefix, _common_start({stem.removeprefix(prefix)[::-1] for stem in stems})[::-1]
+    return prefix, _common_start([stem.removeprefix(prefix)[::-1] for stem in stems])[::-1]
 
 
 def _common_start(stems: Collection[str]) -> str:
     """Up to the end of a word, or to where a number begins in all: t of t000 and t001, nothing of a_b and aa_b."""
     start = os.path.commonprefix([*stems]).rstrip("0123456789")  # noqa: RUF071
-    if all(stem[len(start) : len(start) + 1].isdigit() for stem in stems):
+    if all(map(str.isdigit, {stem[len(start) : len(start) + 1] for stem in stems})):
         return start
     return start[: max((found.end() for found in SEPARATOR.finditer(start)), default=0)]
 
@@ -186,27 +186,37 @@ def _differ_in_numbers(image: Affixes, mask: Affixes) -> bool:
     return bool(of_images - of_masks and of_masks - of_images) or any(map(str.isdigit, of_images ^ of_masks))
 
 
-def split_by_marks(files: Sequence[File]) -> list[tuple[list[File], list[File]]]:
-    """Images and masks of one folder, for each mark (such as _mask) or extension that may make files masks."""
-    extensions: dict[tuple[Part | None, str], set[str]] = defaultdict(set)
-    for file in files:
-        extensions[file.part, file.name].add(file.extension)
-    marked: dict[str, set[File]] = defaultdict(set)
-    for file in files:
-        others = extensions[file.part, file.name]
-        if len(others) > 1 and file.extension != ".jpg":
-            marked["beside a JPEG" if ".jpg" in others else file.extension].add(file)
-        for found in MASK_MARK.finditer(file.stem):
-            marked[found.group().lower()].add(file)
-    masks = (its for its in marked.values() if len(its) < len(files))
-    return [([file for file in files if file not in its], [file for file in files if file in its]) for its in masks]
+def split_by_marks(files: Sequence[File]) -> tuple[list[File], list[File]]:
+    """Images and masks of one folder: a mask has a mark that not all files have (_mask, gt_), or is beside a JPEG."""
+    marks = {file: {mark.group().lower() for mark in MASK_MARK.finditer(file.stem)} for file in files}
+    of_all = set[str]().union(*marks.values()).intersection(*marks.values())
+    jpegs = {(file.part, file.name) for file in files if file.extension == ".jpg"}
+    beside = (file for file in files if file.extension != ".jpg" and (file.part, file.name) in jpegs)
+    masks = {file for file in files if marks[file] - of_all} or {*beside}
+    return [file for file in files if file not in masks], [file for file in files if file in masks]
 
 
 def split_by_endings(files: Sequence[File]) -> tuple[list[File], list[File]]:
     """Images and masks of one folder: a mask has the name of another file and more behind it, s0 and s0_head."""
     names = {file.name for file in files}
-    has_image = {file: any(start in names for start in _starts(file)) for file in files}
-    return [file for file in files if not has_image[file]], [file for file in files if has_image[file]]
+    masks = {file for file in files if not names.isdisjoint(_starts(file))}
+    return [file for file in files if file not in masks], [file for file in files if file in masks]
+
+
+def split_by_suffix(images: list[File], masks: list[File], suffix: str) -> tuple[list[File], list[File]]:
+    """Images, and the masks whose names end in a suffix, without it; it may also be an extension: .png. Of one folder
+    those with another ending are neither."""
+    if suffix.lower() in IMAGE_EXTENSIONS:
+        chosen = [file for file in masks if file.file_name.lower().endswith(suffix.lower())]
+    else:
+        ending = composed(suffix)
+        chosen = [file._replace(stem=file.stem.removesuffix(ending)) for file in masks if file.stem.endswith(ending)]
+    if images is not masks:
+        return images, chosen
+    are_masks, names = {mask.file_name for mask in chosen}, {mask.name for mask in chosen}
+    rest = [file for file in images if file.file_name not in are_masks]
+    others = {*split_by_endings(rest)[1]}
+    return [file for file in rest if file.name in names or file not in others], chosen
 
 
 def _starts(file: File) -> list[str]:
@@ -224,8 +234,6 @@ def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, 
             by_name.setdefault((image.part, image.name.removesuffix(end)), image)
     found: dict[str, dict[File, File]] = defaultdict(dict)
     for mask in masks:
-        for start in (mask.name, *_starts(mask)):
-            if (mask.part, start) in by_name:
-                found[mask.name[len(start) :]][by_name[mask.part, start]] = mask
-                break
+        if start := next((start for start in (mask.name, *_starts(mask)) if (mask.part, start) in by_name), ""):
+            found[mask.name[len(start) :]][by_name[mask.part, start]] = mask
     return found

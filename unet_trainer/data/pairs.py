@@ -145,9 +145,8 @@ class Pair:
     def files_in(self, data_dir: Path) -> tuple[str, str]:
         """Image and mask as tables of scores name them, by their paths in data_dir; of a block with its rows and
         columns."""
-        box = self.box
-        part = "" if box is None else f"[{box.top}:{box.bottom}, {box.left}:{box.right}]"
-        image, mask = (f"{path_in(data_dir, file)}{part}" for file in self.user_files)
+        rows = f"[{box.top}:{box.bottom}, {box.left}:{box.right}]" if (box := self.box) else ""
+        image, mask = (f"{path_in(data_dir, file)}{rows}" for file in self.user_files)
         return image, mask
 
     def block(self, part: Part, sides: tuple[int, int, int, int]) -> "Pair":
@@ -188,6 +187,13 @@ class FoundPairs:
         """Whether the data itself is divided into train and val."""
         return any(pair.part == "val" for pair in self.pairs)
 
+    def with_pairs(self, pairs: Iterable[Pair]) -> "FoundPairs":
+        """These pairs, those of test apart from the others."""
+        used, test = list[Pair](), list[Pair]()
+        for pair in pairs:
+            (test if pair.part == "test" else used).append(pair)
+        return replace(self, pairs=tuple(used), test=tuple(test))
+
 
 def divided(pairs: Sequence[Pair], rule: str, problems: Sequence[Problem] = (), **others: Any) -> FoundPairs:
     """Pairs that a table or annotations list, with their parts: train and val count if there are both, and then what is
@@ -199,10 +205,9 @@ def divided(pairs: Sequence[Pair], rule: str, problems: Sequence[Problem] = (), 
         name = f"{pair.name}{pair.image.suffix}" if names[pair.name] > 1 else pair.name  # a.jpg and a.png
         part = pair.part if has_test and pair.part == "test" else (pair.part or "train") if is_divided else None
         found.append(replace(pair, name=name, part=part))
-    used, test = (tuple(pair for pair in found if (pair.part == "test") is is_test) for is_test in (False, True))
-    problems = [problem for problem in problems if problem.lines]
     rule += "; as they are divided into train and val" if is_divided else ""
-    return FoundPairs(used, rule, tuple(problems), test, **others)
+    problems = tuple(problem for problem in problems if problem.lines)
+    return FoundPairs((), rule, problems, **others).with_pairs(found)
 
 
 def path_in(data_dir: Path, path: Path) -> str:

@@ -11,9 +11,9 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import permutations, takewhile
+from itertools import chain, permutations, takewhile
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -25,11 +25,12 @@ from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, read_image
 
 KEYS: dict[Kind, str] = {"image": "image_dir", "mask": "mask_dir"}
-MAX_DEPTH = 3  # of folders whose names say what they hold
 EXAMPLES: dict[Kind, str] = {"image": "images, imgs, ...", "mask": "masks, labels, ..."}
+MAX_DEPTH = 3  # of folders whose names say what they hold
 MAX_PROPOSED = 8
 
 ImageFolder = tuple[Path, list[str]]  # with the names of its image files
+# Kind → part and place, with * for sequences → its folders, the names of their files, and the folder in them
 Found = dict[Kind | None, dict[tuple[Part | None, Path], list[tuple[Path, list[str], str]]]]
 
 
@@ -41,11 +42,10 @@ class Layout:
     masks: list[File]
     places: dict[Part, Path]  # of the images of each part; of sequences, with * instead of their names
     mask_dir: Path
-    root: Path  # data_dir, or the folder that an archive has put around its content
     values: tuple[str, str]  # image_dir and mask_dir that select them
     rule: str
     division: str  # how they are divided into train and val, if they are
-    folders: list[ImageFolder]  # all that hold images
+    search: "FolderSearch"  # that found them
 
     @property
     def image_dir(self) -> Path:
@@ -63,11 +63,11 @@ class Layout:
 
 def find_layout(data_dir: Path, config: Config, listing: Listing) -> Layout:
     """The images and masks in data_dir. Raises Question."""
-    search = _Search(data_dir, config, listing)
+    search = FolderSearch(data_dir, config, listing)
     images, masks = (search.choose(kind) for kind in KEYS)
     masks = masks if masks.keys() - {"test"} else images  # side by side
     if "train" not in images or "train" not in masks:
-        raise search.describe_missing("image" if "train" not in images else "mask")
+        raise search.describe_missing("mask" if "train" in images else "image")
     image_files = search.files("image", images)
     mask_files = image_files if masks is images else search.files("mask", masks)
     shown, shown_masks = (path_in(data_dir, places["train"]) for places in (images, masks))
@@ -76,12 +76,16 @@ def find_layout(data_dir: Path, config: Config, listing: Listing) -> Layout:
     names = [search.name(None, images[part]) for part in ("train", "val") if part in images]
     division = f"folders {' and '.join(names)}" if "val" in images else ""
     values = search.name("image", images["train"]), search.name("mask", masks["train"])
-    return Layout(image_files, mask_files, images, masks["train"], search.root, values, rule, division, search.folders)
+    return Layout(image_files, mask_files, images, masks["train"], values, rule, division, search)
 
 
 def images_of_dataset(root: Path, files: Sequence[Path]) -> list[Path]:
     """The files that training would take for images, where folders or names say which are masks; else all files."""
-    stems, kinds, masked = {(file.parent, file.stem) for file in files}, dict[Path, Kind | None](), set[Any]()
+    stems, kinds, masked = (
+        {(file.parent, file.stem) for file in files},
+        dict[Path, Kind | None](),
+        set[tuple[Path, str]](),
+    )
     for file in files:
         images = {(file.parent, file.stem.replace(mark.group(), "")) for mark in MASK_MARK.finditer(file.stem)} & stems
         masked |= images  # a for a_mask and gt_a beside it
@@ -89,13 +93,12 @@ def images_of_dataset(root: Path, files: Sequence[Path]) -> list[Path]:
         is_image = not meanings or any(part for part, _ in meanings)
         other: Kind | None = "mask" if images else "image" if is_image else None
         kinds[file] = next((kind for _, kind in reversed(meanings) if kind), other)
-    found = [
-        file for file, kind in kinds.items() if kind == "image" or (not kind and (file.parent, file.stem) in masked)
-    ]
+    kinds |= {file: "image" for file, kind in kinds.items() if not kind and (file.parent, file.stem) in masked}
+    found = [file for file, kind in kinds.items() if kind == "image"]
     return found if found and "mask" in kinds.values() else [*files]
 
 
-class _Search:
+class FolderSearch:
     """The folders of a dataset that hold image files, by what they hold."""
 
     def __init__(self, data_dir: Path, config: Config, listing: Listing) -> None:
@@ -109,17 +112,15 @@ class _Search:
         self.named = {value: kind for kind, value in self.explicit.items() if kind not in self.tops}
         if tops.get("image") == tops.get("mask"):
             self.tops.pop("mask", None)  # they lie side by side
-        folders = [*listing.images(data_dir, self._follows)]
-        for top in dict.fromkeys(self.tops.values()):
-            folders += listing.images(top) if ".." in top.relative_to(data_dir).parts else []
+        there = (listing.images(data_dir, self._follows), *map(listing.images, self.tops.values()))
+        folders = [*dict(chain.from_iterable(there)).items()]
         if folders and not self.explicit:
             folders = self._keep_voc(folders)
             # An archive may have put a folder around its content.
             common = Path(os.path.commonpath([folders[0][0], folders[-1][0]])).relative_to(data_dir).parts
             self.root = data_dir.joinpath(*takewhile(lambda name: not any(folder_meaning(name)), common))
         self.folders = folders
-        # Kind → part and place, with * for sequences → its folders, the names of their files, and the folder in them
-        self.found: Found = {"image": defaultdict(list), "mask": defaultdict(list), None: defaultdict(list)}
+        self.found: Found = {kind: defaultdict(list) for kind in (*KEYS, None)}
         for folder, names in folders:
             top, kind, part, shown = self._role(folder)
             inner = folder.relative_to(top).parts
@@ -139,13 +140,10 @@ class _Search:
         return [each for each in folders if not years.isdisjoint(each[0].parents)] if is_voc else folders
 
     def _follows(self, link: Path) -> bool:
-        """Links named as images, masks or parts, or in the config: others may lead to a whole disk. None that leads to
-        a folder in which it lies, and below images or masks those of parts alone."""
-        *above, name = link.relative_to(self.data_dir).parts
-        part, kind = folder_meaning(name)
-        is_meant = part or (kind and not any(folder_meaning(each)[1] for each in above))
-        is_meant = is_meant or any(name in Path(value).parts for value in self.explicit.values())
-        return bool(is_meant) and len(above) < MAX_DEPTH and not resolved(link.parent).is_relative_to(resolved(link))
+        """Links named as images, masks or parts: others may lead to a whole disk, or to a folder in which they lie."""
+        is_near = len(link.relative_to(self.data_dir).parts) <= MAX_DEPTH
+        is_meant = is_near and any(folder_meaning(link.name))
+        return is_meant and not resolved(link.parent).is_relative_to(resolved(link))
 
     def _meaning(self, name: str) -> tuple[Part | None, Kind | None]:
         """As folder_meaning, but where image_dir or mask_dir is set, no other name means images or masks."""
@@ -228,49 +226,40 @@ class _Search:
         choices = [{KEYS[kind]: path_in(self.data_dir, each)} for each in inner[:MAX_PROPOSED]]
         is_there = "no image file in" if place.is_dir() else "no folder"
         above = next(folder for folder in place.parents if folder.is_dir())
-        return Question(f"{KEYS[kind]}: {is_there} {place}; {contents(above, self.listing)}", *choices)
+        return Question(f"{KEYS[kind]}: {is_there} {place}; {self.contents(above)}", *choices)
 
     def describe_missing(self, kind: Kind) -> Question:
         """What was not found, with the key to set."""
-        what = f"no folder of {kind}s ({EXAMPLES[kind]}) in {self.root}"
-        text = f"data_dir: {what}; {contents(self.root, self.listing)}"
-        choices = [] if self.explicit else propose_folders(self.data_dir, self.root, self.folders)
-        return Question(
-            text if choices else f"{text}; set {KEYS[kind]} to the folder to use, or split_file to a CSV", *choices
-        )
+        text = f"data_dir: no folder of {kind}s ({EXAMPLES[kind]}) in {self.root}; {self.contents()}"
+        fix = f"set {KEYS[kind]} to the folder to use, or split_file to a CSV"
+        return Question(text, *choices) if (choices := self.propose_folders()) else Question(f"{text}; {fix}")
 
+    def propose_folders(self) -> list[Choice]:
+        """image_dir and mask_dir for each two folders, whatever their names, whose files all pair up. In the first
+        choice the first file of mask_dir has fewer values than that of image_dir."""
+        by_top: dict[str, list[ImageFolder]] = defaultdict(list)
+        for folder, names in self.folders:
+            by_top["".join(folder.relative_to(self.root).parts[:1])].append((folder, names))
+        if self.explicit or "" in by_top or len(by_top) > MAX_PROPOSED:
+            return []
+        files, num_values = dict[str, list[File]](), dict[str, int]()
+        for its in by_top.values():
+            top = Path(os.path.commonpath([folder for folder, _ in its]))
+            shown = path_in(self.data_dir, top)
+            for folder, names in its:
+                below = f"{folder.relative_to(top).as_posix()}/".removeprefix("./")
+                files.setdefault(shown, []).extend(name_files(folder, names, None, below))
+            num_values[shown] = 0
+            with contextlib.suppress(ReadError):
+                num_values[shown] = len(np.unique(read_image(files[shown][0].path)))
+        pairs = [(a, b) for a, b in permutations(files, 2) if match_names(files[a], files[b]).is_complete]
+        pairs.sort(key=lambda pair: (num_values[pair[1]] - num_values[pair[0]], pair))
+        return [Choice(f"{b} holds the masks", {"image_dir": a, "mask_dir": b}) for a, b in pairs[:MAX_PROPOSED]]
 
-def propose_folders(data_dir: Path, root: Path, found: Sequence[ImageFolder]) -> list[Choice]:
-    """image_dir and mask_dir for each two folders, whatever their names, whose files all pair up. In the first choice
-    the first file of mask_dir has fewer values than that of image_dir."""
-    by_top: dict[str, list[File]] = defaultdict(list)
-    for folder, names in found:
-        by_top["".join(folder.relative_to(root).parts[:1])] += name_files(folder, names, None, "")
-    if "" in by_top or not 2 <= len(by_top) <= MAX_PROPOSED:
-        return []
-    folders: dict[str, list[File]] = {}
-    for its in by_top.values():
-        top = Path(os.path.commonpath({file.place for file in its}))
-        below = [f"{file.place.relative_to(top).as_posix()}/".removeprefix("./") for file in its]
-        folders[path_in(data_dir, top)] = [
-            file._replace(folder=folder) for file, folder in zip(its, below, strict=True)
-        ]
-    pairs = [(a, b) for a, b in permutations(folders, 2) if not any(match_names(folders[a], folders[b])[2:])]
-    num_values = {folder: _count_values(its[0].path) for folder, its in folders.items()}
-    pairs.sort(key=lambda pair: (num_values[pair[1]] - num_values[pair[0]], pair))
-    return [Choice(f"{b} holds the masks", {"image_dir": a, "mask_dir": b}) for a, b in pairs[:MAX_PROPOSED]]
-
-
-def _count_values(path: Path) -> int:
-    """In an image; 0 where it cannot be read."""
-    with contextlib.suppress(ReadError):
-        return len(np.unique(read_image(path)))
-    return 0
-
-
-def contents(folder: Path, listing: Listing) -> str:
-    """The folders in a folder, for messages."""
-    inner = {path.name: any(listing.images(path)) for path in listing.subfolders(folder)}
-    names = (f"{name}/{'' if has_images else ' (no image file)'}" for name, has_images in inner.items())
-    known = "" if all(inner.values()) else f"; need files with one of {', '.join(sorted(IMAGE_EXTENSIONS))}"
-    return f"{folder} holds {first_few(names, 10) or 'no folder'}{known}"
+    def contents(self, folder: Path | None = None) -> str:
+        """The folders in a folder, by default in that of the data, for messages."""
+        folder = folder or self.root
+        inner = {path.name: any(self.listing.images(path)) for path in self.listing.subfolders(folder)}
+        names = (f"{name}/{'' if has_images else ' (no image file)'}" for name, has_images in inner.items())
+        known = "" if all(inner.values()) else f"; need files with one of {', '.join(sorted(IMAGE_EXTENSIONS))}"
+        return f"{folder} holds {first_few(names, 10) or 'no folder'}{known}"

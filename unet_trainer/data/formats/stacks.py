@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from unet_trainer.data.converted import Conversion, Converter
-from unet_trainer.data.pairs import Pair, Part
+from unet_trainer.data.pairs import Pair
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import DataError, ReadError, naming, read_bytes
 from unet_trainer.images.image_decoding import VOLUME_EXTENSIONS, Pixels
@@ -20,6 +20,8 @@ from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, COLOUR_CHANN
 from unet_trainer.system.console import counted
 
 TIFF = (".tif", ".tiff")
+ENDINGS = (*TIFF, *VOLUME_EXTENSIONS)  # of masks that may have pages
+VOLUMES = (*VOLUME_EXTENSIONS, ".npy")  # NIfTI, or an array of the channels that were joined
 
 
 def has_pages(path: Path) -> bool:
@@ -50,7 +52,7 @@ def read_pages(path: Path) -> Any:
 def _open(path: Path) -> Iterator[tuple[Sequence[Any], int, Callable[[], Any]]]:
     """The dtype of each page, the number of all pixels, and what reads them."""
     with naming(path):
-        if path.suffix.lower() == ".npy":  # of channels that were joined
+        if path.suffix.lower() == ".npy":
             array = image_decoding.decode_array(read_bytes(path))
             yield [array.dtype] * len(array), 0, lambda: array
         elif _is_volume(path):
@@ -80,15 +82,14 @@ def _slices(volume: Pixels) -> Pixels:
 
 
 def _is_volume(path: Path) -> bool:
-    """Of NIfTI, or an array of the channels that were joined."""
-    return path.name.lower().endswith((*VOLUME_EXTENSIONS, ".npy"))
+    return path.name.lower().endswith(VOLUMES)
 
 
-def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:
+def split_into_pages(converter: Converter, stacks: Sequence[Pair]) -> list[Pair]:
     """A pair of files for each page of image stacks and their mask stacks; raises DataError."""
     wanted = []
     for stack in stacks:
-        is_stack = _is_volume(stack.image) or stack.image.suffix.lower() in TIFF
+        is_stack = stack.image.name.lower().endswith((*VOLUMES, *TIFF))
         images, masks = page_types(stack.image) if is_stack else [None], page_types(stack.mask)
         if len(images) != len(masks):
             there = f"{stack.image} has {counted(len(images), 'page')} and {stack.mask} has {len(masks)}"
@@ -98,9 +99,10 @@ def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -
             name = f"{stack.name}/{index:0{len(str(len(images) - 1))}d}"  # with zeros in front: they sort
             origins = (f"{shown}, page {index}" for shown in (stack.shown_image, stack.shown_mask))
             make_image, make_mask = partial(_image_page, stack.image, index), partial(_mask_page, stack.mask, index)
-            image = Conversion(f"images/{part}/{name}", [stack.image], make_image, extension)
-            mask = Conversion(f"masks/{part}/{name}", [stack.mask], make_mask)
-            wanted.append((Pair(name, stack.image, stack.mask, None, stack.name, *origins), image, mask))
+            place = f"{stack.part or 'train'}/{name}"
+            image = Conversion(f"images/{place}", [stack.image], make_image, extension)
+            mask = Conversion(f"masks/{place}", [stack.mask], make_mask)
+            wanted.append((Pair(name, stack.image, stack.mask, stack.part, stack.name, *origins), image, mask))
     return converter.write_pairs("pages", wanted, "Splitting stacks into pages:")
 
 

@@ -6,7 +6,7 @@ import csv
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -16,13 +16,12 @@ from unet_trainer.data.converted import Converter
 from unet_trainer.data.csv_tables import Row, read_header, read_table
 from unet_trainer.data.formats.large_image import cut_blocks
 from unet_trainer.data.listing import Listing, refuse_missing, resolved, walk
-from unet_trainer.data.names import PARTS, part_in
+from unet_trainer.data.names import PARTS
 from unet_trainer.data.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, first_few, path_in
 from unet_trainer.data.place import Place
 from unet_trainer.data.shards import find_in_shards
 from unet_trainer.data.splits import UNUSED, Split
 from unet_trainer.images.file_bytes import DataError, is_file
-from unet_trainer.system import input_files
 from unet_trainer.system.console import counted, csv_line
 
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
@@ -65,7 +64,8 @@ def read_split_csv(
             continue
         missing = [] if problem else [file for file in pair.user_files if not is_file(file)]
         place = pair.user_files[0], row.get(BOX, "").strip()
-        folders = [_missing_folder(file, data_dir) for file in missing]
+        above = ([each for each in file.parents if each.is_relative_to(data_dir)] for file in missing)
+        folders = [next((each for each in reversed(its) if not each.exists()), None) for its in above]
         if missing:
             problem = f"no file {' and no file '.join(map(str, missing))}"
         elif not problem and (first := lines.setdefault(place, number)) != number:
@@ -90,9 +90,9 @@ def read_split_csv(
         raise DataError(f"split_file: {path} has no row of train or val")
     if converter is not None and any(pair.box for pair in pairs):
         pairs = cut_blocks(converter, pairs)
-    used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
     left_out = f"{counted(num_unusable, 'row')} of test in {path.name} that cannot be used left out"
-    return FoundPairs(used, path.name, (), test, tuple(unused), (left_out,) if num_unusable else ())
+    notices = (left_out,) if num_unusable else ()
+    return FoundPairs((), path.name, unused=tuple(unused), notices=notices).with_pairs(pairs)
 
 
 def _read_pair(row: Row, data_dir: Path, made: Mapping[str, Pair], stored: Mapping[Path, Path]) -> tuple[Pair, str]:
@@ -127,12 +127,6 @@ def _find_file(data_dir: Path, cell: str) -> Path:
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
-def _missing_folder(file: Path, data_dir: Path) -> Path | None:
-    """data_dir or the first folder on the way from it to the file that is not there."""
-    folders = [folder for folder in reversed(file.parents) if folder.is_relative_to(data_dir)]
-    return next((folder for folder in folders if not folder.exists()), None)
-
-
 def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:
     """Of the rows of a part, the images as absolute paths, and digests of the pairs, where the table has them."""
     rows = [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
@@ -152,32 +146,20 @@ def _read_rows(path: Path) -> list[tuple[int, Row]]:
 
 def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
     """What to set to use the CSV files with columns of images and masks, a line if there are some."""
-    tables, others = [], set[str]()
+    tables = dict[Path, set[str]]()  # with their columns that split_file does not know
     for file in islice(walk(data_dir, listing=listing, endings=(".csv", ".tsv")), MAX_TABLES):
         with contextlib.suppress(OSError, csv.Error):
             columns = {*read_header(file)} - {""}
-            if {"image", "mask"} <= columns and ("split" in columns or columns <= {*COLUMNS, BOX}):
-                tables.append(file)
-                others |= columns - {*COLUMNS, BOX}
+            others = columns - {*COLUMNS, BOX}
+            if {"image", "mask"} <= columns and ("split" in columns or not others):
+                tables[file] = others
     if not tables:
         return []
-    verb, value = ("is", path_in(data_dir, tables[0])) if len(tables) == 1 else ("are", "one of them, with all rows")
+    verb, value = ("is", path_in(data_dir, *tables)) if len(tables) == 1 else ("are", "one of them, with all rows")
+    others = set[str]().union(*tables.values())
     without = f", without its columns {first_few(sorted(others))}" if others else ""
     use = f"to use the pairs and the split there, set split_file: {value}{without}"
     return [f"{first_few(tables)} {verb} not read; {use}"]
-
-
-def describe_unread_lists(data_dir: Path, listing: Listing, pairs: Sequence[Pair]) -> list[str]:
-    """A notice of text files that are named after a part, and begin with the name of an image or are empty."""
-    files = [file for file in walk(data_dir, listing=listing, endings=(".txt",)) if part_in([file.stem])]
-    names = {name for pair in pairs if files for name in (pair.image.name, pair.image.stem)}
-    unread: list[Path] = []
-    for file in files:
-        with contextlib.suppress(OSError), input_files.open_file(file) as content:
-            words = content.read(2**12).decode("utf-8-sig", "replace").split()[:1]
-            unread += [file] if not words or words[0].replace("\\", "/").rpartition("/")[2] in names else []
-    fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
-    return [f"{first_few(unread)} {'are' if len(unread) > 1 else 'is'} not read; {fix}"] if unread else []
 
 
 def split_csv_text(split: Split, data_dir: Path) -> str:

@@ -18,13 +18,11 @@ Lists = dict[str, Part | None]  # name of a listed image → its part, None wher
 
 def read_lists(image_dir: Path, listing: Listing, images: Sequence[File]) -> tuple[Lists, str]:
     """What the lists beside the folder of images say, and how messages name them; empty without any."""
-    above = image_dir.parent
-    sequences = {"": above} if above.name != "*" else {f"{one.name}/": one for one in listing.subfolders(above.parent)}
-    folders = {
-        name: place / LISTS for name, place in sequences.items() if (place / LISTS).is_dir()
-    }  # VOC2007/, VOC2012/
-    known, parts, read = {image.name for image in images} if folders else set(), Lists(), dict[str, None]()
-    for sequence, folder in folders.items():
+    above, parts, read = image_dir.parent, Lists(), dict[str, None]()
+    years = {"": above} if above.name != "*" else {f"{one.name}/": one for one in listing.subfolders(above.parent)}
+    folders = {year: place / LISTS for year, place in years.items() if (place / LISTS).is_dir()}  # VOC2007/, VOC2012/
+    known = {image.name for image in images} if folders else set()
+    for year, folder in folders.items():
         texts = {Path(name).stem.lower(): name for name in listing.entries(folder).files if name.endswith(".txt")}
         files = {PARTS[name]: text for name, text in texts.items() if name in PARTS}  # of CVAT: Validation.txt
         if "trainval" in texts:
@@ -35,8 +33,8 @@ def read_lists(image_dir: Path, listing: Listing, images: Sequence[File]) -> tup
                 lines = input_files.read_text(folder / files[part], errors="surrogateescape").splitlines()
             # A line is a name, or its first word is: the rest then says whether a class occurs.
             for line in filter(None, map(str.strip, lines)):
-                name = composed(f"{sequence}{line}")
-                parts[name if name in known else composed(f"{sequence}{line.split()[0]}")] = part
+                name = composed(f"{year}{line}")
+                parts[name if name in known else composed(f"{year}{line.split()[0]}")] = part
             read[files[part]] = None
     if "val" not in parts.values():
         parts = {name: None if part == "train" else part for name, part in parts.items()}
