@@ -10,12 +10,14 @@ from helpers.steps import CPU_FACTS, small_components
 from unet_trainer.config.load import load_config
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.reports.run_report import write_report
+from unet_trainer.runs.record import RunRecord
 from unet_trainer.system.console import Console
 from unet_trainer.system.signals import Signals
 from unet_trainer.training.build import build_dataset, build_loaders
 from unet_trainer.training.checkpoint import Checkpointer
 from unet_trainer.training.evaluation import Evaluation
 from unet_trainer.training.reporting import Reporter
+from unet_trainer.training.resume import split_names
 from unet_trainer.training.run import Run
 from unet_trainer.training.schedule import fit_into_budget
 from unet_trainer.training.settings import build_settings
@@ -40,8 +42,10 @@ def make_run(data_dir, folder, **settings):
     resolved = build_settings(config, CPU_FACTS, dataset, console, budget=budget)
     loaders = build_loaders(resolved.taken, dataset, torch.device("cpu"), console)
     components = small_components(dataset.image_spec, len(loaders.train), resolved)
-    checkpointer = Checkpointer(folder, resolved, components.state, dataset.split, console)
-    run = Run(resolved, loaders, components, checkpointer, Reporter(console, checkpointer.record), Signals(), budget)
+    record, names = RunRecord(), split_names(dataset.split)
+    before = [lambda: record.update(settings=resolved.explained()), record.save]
+    checkpointer = Checkpointer(folder, resolved, components.state, names, console, before)
+    run = Run(resolved, loaders, components, checkpointer, Reporter(console, record), Signals(), budget)
     run.reporter.make_report = lambda folder, *_, **__: write_report(folder, with_pictures=False)
     return run
 

@@ -20,8 +20,6 @@ from helpers.runs import flip_a_bit
 from helpers.small_runs import ROW, SCORES, finish_epochs, make_run, said
 from helpers.steps import make_batch, make_settings, same, small_components, take_step
 from unet_trainer.config.errors import CheckpointError, NonFinite, TrainingFailed
-from unet_trainer.data.pairs import Pair
-from unet_trainer.data.splits import Split
 from unet_trainer.system.console import Console
 from unet_trainer.training import checkpoint
 from unet_trainer.training.checkpoint import (
@@ -230,8 +228,7 @@ def components():
 
 @pytest.fixture
 def checkpointer(components, tmp_path):
-    pairs = tuple(Pair(name, Path(f"{name}.png"), Path(f"{name}.png")) for name in "abc")
-    split = Split(pairs[:2], pairs[2:], "")
+    split = {"train": ["a", "b"], "val": ["c"]}
     return Checkpointer(tmp_path, make_settings(ema_decay=0.9), components.state, split, Console(io.StringIO()))
 
 

@@ -12,9 +12,9 @@ import pickle
 import shlex
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,10 @@ from unet_trainer import __version__
 from unet_trainer.config.errors import CheckpointError, NonFinite, TrainingFailed, UnreadableFile, UserError
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.schema import FIELDS, parse_value
-from unet_trainer.data.formats.table import split_csv_text
-from unet_trainer.data.splits import Split
 from unet_trainer.images.image_decoding import Pixels, encode_image
 from unet_trainer.model.segmenter import Segmenter, network_weights
 from unet_trainer.runs import folder as run_folder
 from unet_trainer.runs.folder import BEST, LAST, PREVIOUS, resume_command
-from unet_trainer.runs.record import RunRecord
 from unet_trainer.runs.tables import Row, write_metrics
 from unet_trainer.system.atomic_files import atomic_open, make_own_folder, write_bytes_atomically, write_text_atomically
 from unet_trainer.system.concurrency import start_thread
@@ -39,7 +36,6 @@ from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.input_files import NO_FILE, check_zip, open_file
 from unet_trainer.system.os_errors import named_file, with_advice
 from unet_trainer.training.async_device import HostCopy
-from unet_trainer.training.resume import split_names
 from unet_trainer.training.state import TrainState
 
 FORMAT = 4
@@ -180,19 +176,19 @@ class Checkpointer:
     folder: Path
     settings: Settings
     state: TrainState
-    split: Split
+    split: Mapping[str, Sequence[str]]  # names of what trains and of what validates
     console: Console
-    record: RunRecord = field(default_factory=RunRecord)
-    drawings: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # by their file
+    before: Sequence[Callable[[], object]] = ()  # what is written first, and last, whenever the state is saved
+    after: Sequence[Callable[[], object]] = ()
 
     def __post_init__(self) -> None:
         self.saving: Future[Any] | None = None
         self.waiting: dict[str, Callable[[], object]] = {}
-        self.saved_at, self.num_test = time.monotonic(), len(self.split.test)
+        self.saved_at = time.monotonic()
         self.initial: HostCopy | None = self._copy_state()  # the state at this start, until a later one is on disk
 
     def _copy_state(self) -> HostCopy:
-        return self._copy({"split": split_names(self.split), **self.state.state_dict()})
+        return self._copy({"split": self.split, **self.state.state_dict()})
 
     def _copy_best(self, row: Row, best: Segmenter) -> HostCopy:
         return self._copy({"epoch": self.state.epoch, "metrics": dict(row), "model": network_weights(best)})
@@ -211,12 +207,6 @@ class Checkpointer:
         path = self.folder / run_folder.CONFIG_YAML
         header = f"Settings of this run. To run them again: python train_unet.py {shlex.quote(str(path))}"
         write_text_atomically(path, self.settings.to_yaml(header, resume=None, run_name=self.folder.name))
-        self.record.update(settings=self.settings.explained())
-
-    def write_split(self) -> None:
-        """Which pairs train and which validate, so that a resumed run keeps to it."""
-        text = split_csv_text(self.split, Path(self.settings.taken.data_dir))
-        write_text_atomically(self.folder / run_folder.SPLIT_CSV, text)
 
     def save_epoch(
         self,
@@ -252,8 +242,7 @@ class Checkpointer:
         """Save the state as it is now, with all that waits for it. Waits for a save under way."""
         self.wait()
         write_last = partial(self._write_state, LAST, self._copy_state(), self.folder / PREVIOUS)
-        files: list[Callable[[], object]] = [self.record.save, *self.waiting.values(), write_last, self.write_config]
-        files += self.drawings.values()
+        files = [*self.before, *self.waiting.values(), write_last, self.write_config, *self.after]
         self.waiting, self.saved_at = {}, time.monotonic()
         self.saving = start_thread(lambda: [write() for write in files], "checkpoint", is_awaited=True)
 
@@ -332,12 +321,11 @@ class FollowingCheckpointer:
     """What the other ranks of a torchrun job have instead: rank 0 writes for all."""
 
     folder: Path
-    num_test = 0
 
     def _leave_to_rank_0(self, *_: Any, **__: Any) -> None:
         pass
 
-    write_config = write_split = save_epoch = save_state = save_if_due = save_on_failure = _leave_to_rank_0
+    write_config = save_epoch = save_state = save_if_due = save_on_failure = _leave_to_rank_0
     restore_last = finish = wait = attempt = check_best = _leave_to_rank_0
 
     def describe_saved(self) -> str:

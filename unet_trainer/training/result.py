@@ -102,7 +102,7 @@ def say_result(run: Run, result: TrainResult) -> None:
     # a signal or an error may have left it out
     page = f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""
     console.say(f"Weights: {weights}{page} | curves: {folder / CURVES} | pictures: {folder / SAMPLES}")
-    model, test = shlex.quote(str(folder if stopping.best_epoch else weights)), run.checkpointer.num_test
+    model, test = shlex.quote(str(folder if stopping.best_epoch else weights)), run.num_test
     commands = [f"python train_unet.py evaluate {model}   (scores of each class and image)"]
     if test:
         kept = f"{counted(test, 'test image')}, kept from training"

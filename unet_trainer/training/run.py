@@ -51,6 +51,7 @@ class Run:
     callers_random_state: CallersRandomState = field(default_factory=CallersRandomState)
     callbacks: Sequence[Callback] = ()  # the user's
     untaught_ids: Collection[int] = ()  # class ids in validation masks and in no training mask
+    num_test: int = 0  # images that neither train nor validate
     is_stopped: bool = False  # by a callback
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
 

@@ -25,6 +25,7 @@ from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict, class_names, id_names
 from unet_trainer.data.dataset_notices import describe_sizes
 from unet_trainer.data.dataset_report import CheckedDataset
+from unet_trainer.data.formats.table import split_csv_text
 from unet_trainer.data.mask_evidence import class_table, has_background, ignored_share
 from unet_trainer.loading.augmentation import check_parameters
 from unet_trainer.loading.worker_pool import WorkerError
@@ -33,8 +34,9 @@ from unet_trainer.model.random_state import CallersRandomState
 from unet_trainer.model.segmenter import SegmenterSpec, build_spec
 from unet_trainer.runs import folder as run_folder
 from unet_trainer.runs.curves import MAX_CURVES_SHARE, MAX_REPORT_SHARE, REPORT_SECONDS, PacedWriter, write_curves
-from unet_trainer.runs.folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
+from unet_trainer.runs.folder import LOG, SPLIT_CSV, has_checkpoint
 from unet_trainer.runs.trackers import Trackers
+from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.resources import total_host_memory
@@ -134,13 +136,15 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
         resumed_after = {"epoch": state.epoch, "batch": state.batch} if resumes else None
         about = start_facts(hardware, settings, dataset, state.segmenter.network)
         _open_folder(folder, session, {"resumed_after": resumed_after, **about})
-        checkpointer = Checkpointer(
-            folder, settings, state, dataset.split, console, record, {CURVES: curves.write, REPORT: live_report.write}
-        )
+        before = [lambda: record.update(settings=settings.explained()), record.save]
+        after = [curves.write, live_report.write]
+        names = resume.split_names(dataset.split)
+        checkpointer = Checkpointer(folder, settings, state, names, console, before, after)
     budget.seconds_before = state.seconds + state.train_seconds
     reporter = Reporter(console, record, processes.is_main)
     run = Run(settings, loaders, components, checkpointer, reporter, session.signals, budget, processes)
     run.callers_random_state, run.callbacks = callers_random_state, custom.callbacks
+    run.num_test = len(dataset.split.test)
     run.untaught_ids = dataset.ids_in(dataset.split.val) - dataset.ids_in(dataset.split.train)
     if processes.is_main:
         reporter.make_report, reporter.live_report = partial(make_report, model=custom.model), live_report
@@ -155,7 +159,9 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
     plan_run(run, _get_ready(run))
     if is_new:
         checkpointer.attempt(checkpointer.write_config)
-        checkpointer.attempt(checkpointer.write_split)
+    if is_new and processes.is_main:
+        text = split_csv_text(dataset.split, Path(config.data_dir))
+        checkpointer.attempt(partial(write_text_atomically, folder / SPLIT_CSV, text))
     startup_seconds = processes.broadcast(time.perf_counter() - session.started)
     console.fact("Start-up", f"{startup_seconds:.1f} s")
     if processes.is_main:
