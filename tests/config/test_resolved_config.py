@@ -20,8 +20,8 @@ from helpers.resolving import (
     open_settings,
     settings_of,
 )
-from unet_trainer.config import choices
-from unet_trainer.config.choices import CPU_ENCODERS, CPU_ENCODERS_FROM_NOTHING, WANTED_VIEWS, resolve
+from unet_trainer.config import auto
+from unet_trainer.config.auto import CPU_ENCODERS, CPU_ENCODERS_FROM_NOTHING, WANTED_VIEWS, resolve
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import MACHINE_KEYS
@@ -144,7 +144,7 @@ def test_named_augmentation_is_rewritten_for_images_that_have_an_up_alone(name):
 def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_time():
     """An hour of steps of 8 images: 2.4 s a step give 12,000 images."""
     slow, enough = StepCost(2.5, 0.0, 0), StepCost(2.4, 0.0, 0)
-    assert choices.CPU_BUDGET / 2.4 * 8 == WANTED_VIEWS
+    assert auto.CPU_BUDGET / 2.4 * 8 == WANTED_VIEWS
     for index, (encoder, widths) in enumerate(CPU_ENCODERS):
         trials = Trials({name: enough if place >= index else slow for place, (name, _) in enumerate(CPU_ENCODERS)})
         settings = open_settings(measure_step=trials)
@@ -247,7 +247,7 @@ def test_a_step_is_tried_only_where_something_depends_on_its_cost(hardware, valu
     (CPU, "float16", "float32", "x86_64 has no fast float16; float32 instead"),
 ])  # fmt: skip
 def test_mixed_precision_takes_what_the_hardware_has_and_says_why(hardware, asked, chosen, reason):
-    assert choices.choose_number_format(asked, hardware) == (chosen, reason)
+    assert auto.choose_number_format(asked, hardware) == (chosen, reason)
     settings = settings_of(hardware, use_amp=True, amp_dtype=asked)
     assert settings.taken.number_format == chosen
     decided = [name for name in ("use_amp", "amp_dtype") if settings[name].source == "decided"]

@@ -6,7 +6,6 @@ import pytest
 
 from helpers.resolving import TURING
 from helpers.steps import CPU_FACTS, silent_console
-from unet_trainer.config import choices
 from unet_trainer.training.build import build_dataset
 from unet_trainer.training.settings import build_settings
 

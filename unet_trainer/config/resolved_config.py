@@ -1,4 +1,4 @@
-"""The settings of a run: each value with where it came from and why. How they are decided is in choices.py."""
+"""The settings of a run: each value with where it came from and why. How they are decided is in auto.py."""
 
 from __future__ import annotations
 

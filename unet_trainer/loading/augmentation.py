@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import cv2
 import numpy as np
 
-from unet_trainer.config.choices import named_augmentation
+from unet_trainer.config.auto import named_augmentation
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.parsers import JITTER_NAME, refuse_transforms, unknown_transform
 from unet_trainer.images.image_decoding import Pixels

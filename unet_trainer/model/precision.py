@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from unet_trainer.config.choices import NumberFormat
+from unet_trainer.config.auto import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import ResolvedConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unet_trainer.config.choices import choose_number_format, resolve
+from unet_trainer.config.auto import choose_number_format, resolve
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import Config, id_names

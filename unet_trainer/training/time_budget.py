@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from statistics import mean
 
-from unet_trainer.config.choices import (
+from unet_trainer.config.auto import (
     MAX_PILOTS,
     MIN_PART,
     describe_seconds,
