@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, read_config_words
-from unet_trainer.config.auto import wanted_batch_size
+from unet_trainer.config.auto_training import wanted_batch_size
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.facts import DatasetFacts
 from unet_trainer.config.load import load_config

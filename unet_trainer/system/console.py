@@ -20,7 +20,7 @@ from typing import Any, Literal, TextIO
 
 from tqdm import tqdm
 
-from unet_trainer.config.auto import describe_seconds
+from unet_trainer.config.parsers import describe_seconds
 from unet_trainer.system.atomic_files import open_to_append
 
 EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM

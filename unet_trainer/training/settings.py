@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unet_trainer.config.auto import choose_number_format, resolve
+from unet_trainer.config.auto import resolve
+from unet_trainer.config.auto_training import choose_number_format
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import Config, id_names
@@ -85,7 +86,7 @@ def build_settings(
     from_model = {} if initial is None else initial.settings(config) | initial.normalisation(config, dataset.image_spec)
     budget, measured = budget or TimeBudget(config.time_budget), None
     probe = StepProbe(dataset.image_spec, console, TRIAL_SHARE * budget.seconds, custom)
-    depends = "auto" in (config.fit, config.image_size) or config.augmentation in ("auto", "default", "strong")
+    depends = "auto" in (config.fit, config.image_size) or config.augmentation == "auto"
     if depends and not resumes:
         train = dataset.split.train
         shares = class_shares(dataset.facts_of(train)[1], dataset.coding, dataset.coding.num_ids)
