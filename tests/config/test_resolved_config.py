@@ -112,7 +112,7 @@ def test_images_that_come_seldom_are_flipped_and_no_more(num_epochs, has_more):
 def test_the_classes_that_were_found_are_taken_with_their_reasons():
     values = {"mask_values": (0, (1, 2), (64, 0, 128)), "class_shares": [0.5, 0.3, 0.2], "mask_tolerance": 31}
     values |= {"num_classes": 3, "num_classes_reason": "3 classes in label_colors.txt"}
-    values |= {"class_names": ("sky", "road", "pole"), "class_names_reason": "by label_colors.txt"}
+    values |= {"class_names": ("sky", "road", "pole"), "mask_reason": "by label_colors.txt"}
     found = dataclasses.replace(DATASET, **values)
     settings = settings_of(dataset=found)
     assert (settings.taken.num_classes, settings.taken.class_names) == (3, ("sky", "road", "pole"))

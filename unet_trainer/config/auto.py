@@ -112,7 +112,7 @@ class _Resolver:
         self.decide_auto("num_classes", data.num_classes, data.num_classes_reason)
         self.decide_auto("mask_tolerance", data.mask_tolerance, data.mask_reason)
         if self["class_names"] is None and data.class_names is not None:
-            self.decide("class_names", data.class_names, data.class_names_reason)
+            self.decide("class_names", data.class_names, data.mask_reason)
         if self["mask_values"] == "auto" and self["ignore_value"] is None and data.ignore_value is not None:
             self.decide("ignore_value", data.ignore_value, data.mask_reason)
         self.decide_auto("mask_values", data.mask_values, data.mask_reason)
