@@ -356,7 +356,7 @@ def test_another_tools_file_about_a_dataset_is_named_with_the_data_dir(tmp_path,
 @pytest.mark.parametrize(("place", "fix"), [
     ("https://me:s3cret@host/x", "put it into ~/.netrc"),
     ("HTTP://s3cret@host/x", "put it into ~/.netrc"),
-    ("s3://key:s3cret@bucket/x", "give it as s3fs reads it: environment variables, or its own files"),
+    ("s3://key:s3cret@bucket/x", "give it by the environment variables or files of its tools"),
     ("https://host/x?sig=s3cret", "a URL with ? or # (pre-signed?) names one file"),
 ])  # fmt: skip
 def test_a_password_in_a_url_is_refused_before_anything_is_printed_and_not_repeated(place, fix):

@@ -24,7 +24,7 @@ MeasureStep = Callable[[ResolvedConfig], StepCost | None]  # None: it cannot be 
 FindWeights = Callable[[str], tuple[str | None, str]]  # encoder → imagenet or None, and why
 
 GPU_ENCODER = "resnet34"
-CPU_ENCODERS: Encoders = (  # and of small budgets
+CPU_ENCODERS: Encoders = (
     ("resnet34", None),
     ("resnet18", (128, 64, 48, 32, 16)),
     ("tu-mobilenetv3_small_100", (96, 48, 32, 24, 16)),
@@ -93,10 +93,10 @@ class _Resolver:
     def decide_machine(self) -> None:
         hardware = self.hardware
         self.decide("device", hardware.device, hardware.name)
-        if hardware.kind == "cuda" and (hardware.has_bfloat16 or hardware.has_float16):
-            self.decide_auto("use_amp", True, f"{hardware.name} computes 16-bit numbers faster, in half the memory")
+        gains = hardware.kind == "cuda" and (hardware.has_bfloat16 or hardware.has_float16)
+        gain = f"{hardware.name} computes 16-bit numbers faster, in half the memory"
         no_gain = "float32 is the fastest on most CPUs" if self.on_cpu else f"no gain on {hardware.name}"
-        self.decide_auto("use_amp", False, no_gain)
+        self.decide_auto("use_amp", gains, gain if gains else no_gain)
         number_format, reason = training.choose_number_format(self["amp_dtype"], hardware)
         if self["use_amp"] and number_format == "float32":
             self.decide("use_amp", False, reason)
@@ -174,7 +174,7 @@ class _Resolver:
     def decide_encoder_and_batch(self, encoders: Encoders) -> StepCost | None:
         costs: dict[int, StepCost | None] = {}
         sizes = self.batch_sizes_to_try()
-        if self["encoder"] == "auto" and self.budget is not None:
+        if self["encoder"] == "auto" and self.on_cpu:
             costs[sizes[0]] = self.decide_encoder(sizes[0], encoders)
         self.decide_auto("encoder", GPU_ENCODER, "a GPU trains it fast")
         free_memory = math.inf if self.on_cpu else MEMORY_SHARE * self.hardware.free_memory or math.inf
@@ -203,26 +203,25 @@ class _Resolver:
         return [wanted // 2**halvings for halvings in range(wanted.bit_length())]
 
     def decide_encoder(self, batch_size: int, encoders: Encoders) -> StepCost | None:
-        """The largest encoder that sees enough images in the budget; returns its cost. On a CPU the smallest is tried
-        first: its steps are short, and where it is too slow already no other is tried."""
+        """The largest encoder that sees enough images in the time; returns its cost. The smallest is tried first:
+        its steps are short, and where it is too slow already no other is tried."""
         has_widths = self["decoder_channels"] is None and self["architecture"] in schema.WITH_DECODER_CHANNELS
         least_width = schema.MIN_ATTENTION_CHANNELS if self["decoder_attention"] == "scse" else 1
         num_processes, budget = self.hardware.num_processes, self.budget or CPU_BUDGET
-        tried = []
-        for encoder, usual in reversed(encoders) if self.on_cpu else encoders:
+        found: list[tuple[str, tuple[int, ...] | None, StepCost | None, str]] = []
+        for encoder, usual in reversed(encoders):
             widths = tuple(max(least_width, width) for width in usual) if usual and has_widths else None
             cost = self.try_step(batch_size, encoder=encoder, decoder_channels=widths or self["decoder_channels"])
-            views, reason = 0, "no step could be tried"  # of a GPU, a smaller batch may fit
+            views, reason = 0, "no step could be tried"
             if cost is not None and cost.is_possible:
-                views = training.affordable_views(
-                    batch_size * num_processes, cost, self.num_val // num_processes, budget
-                )
+                num_val = self.num_val // num_processes
+                views = training.affordable_views(batch_size * num_processes, cost, num_val, budget)
                 reason = f"{batch_size / cost.seconds:.1f} images/s: {views:,} images in {describe_seconds(budget)}"
-            tried.append((encoder, widths, cost, reason))
-            is_enough = views >= WANTED_VIEWS
-            if is_enough != self.on_cpu or not views:
+            if views >= WANTED_VIEWS or not found:
+                found.append((encoder, widths, cost, reason))
+            if views < WANTED_VIEWS:
                 break
-        encoder, widths, cost, reason = tried[-2] if self.on_cpu and not is_enough and len(tried) > 1 else tried[-1]
+        encoder, widths, cost, reason = found[-1]
         self.decide("encoder", encoder, reason)
         if widths is not None:
             self.decide("decoder_channels", widths, f"goes with {encoder}")

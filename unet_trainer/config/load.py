@@ -69,12 +69,10 @@ def load_config(
     """One source plus overrides (key=value texts, or a dict), checked; raises ConfigError with every problem."""
     problems: list[str] = []
     raw, sources, origin = _read_source(source)
-    if isinstance(overrides, Mapping):
-        over, how = dict(overrides), "argument"
-    else:
-        over, how = _read_overrides(overrides, problems), "command line"
+    how = "argument" if isinstance(overrides, Mapping) else "command line"
+    over = overrides if isinstance(overrides, Mapping) else _read_overrides(overrides, problems)
     sources |= dict.fromkeys(over, how)
-    config, wrong = _parse_values(raw | over, problems)
+    config, wrong = _parse_values({**raw, **over}, problems)
     if "num_epochs" in over and "warmup_epochs" not in over and _warms_up_too_long(config):
         # A preset is tried for a few epochs: its warm-up gives way.
         config = replace(config, warmup_epochs=config.num_epochs / 2)
@@ -243,12 +241,12 @@ def _contradictions(c: Config) -> Iterator[str]:
     if c.decoder_channels and c.architecture not in schema.WITH_DECODER_CHANNELS:
         have = ", ".join(schema.WITH_DECODER_CHANNELS)
         yield f"decoder_channels: not for architecture: {c.architecture}; only for {have}"
-    least, fit = schema.MIN_ATTENTION_CHANNELS, " and ".join(schema.WITH_ATTENTION)
+    least = schema.MIN_ATTENTION_CHANNELS
     if c.decoder_attention == "scse" and c.architecture not in schema.WITH_ATTENTION:
+        fit = " and ".join(schema.WITH_ATTENTION)
         yield f"decoder_attention: scse is for {fit}, not for architecture: {c.architecture}; use none"
     elif c.decoder_attention == "scse" and min(c.decoder_channels or [least]) < least:
-        channels = to_plain(c.decoder_channels)
-        yield f"decoder_attention: scse needs decoder_channels of at least {least}; got {channels}"
+        yield f"decoder_attention: scse needs decoder_channels of at least {least}; got {to_plain(c.decoder_channels)}"
 
 
 def class_contradictions(c: Config) -> Iterator[str]:
@@ -288,9 +286,10 @@ def check_trackers(config: Config) -> None:
 
 def check_onnx(model: str | None, exports: bool = False) -> None:
     """Raises UserError where a package is missing that an .onnx file needs, to be run or made."""
-    for name in ("onnx", "onnxruntime", *["onnxscript"] * exports):
-        if (exports or str(model).endswith(".onnx")) and find_spec(name) is None:
-            raise missing_onnx(name)
+    if exports or str(model).endswith(".onnx"):
+        for name in ("onnx", "onnxruntime", *["onnxscript"] * exports):
+            if find_spec(name) is None:
+                raise missing_onnx(name)
 
 
 def missing_onnx(name: str) -> UserError:
@@ -308,11 +307,10 @@ def missing_data_dir(data_dir: str) -> str:
 def url_problem(place: str) -> str:
     """Why a place cannot be a URL of shards, without what may be secret in it; empty if it can, or is no URL."""
     protocol, is_url, rest = place.partition("://")
-    is_web = protocol.lower() in ("http", "https") and bool(is_url)
+    is_web = protocol.lower() in ("http", "https") and is_url
     user, has_user, _ = rest.partition("/")[0].rpartition("@")
     if has_user and (is_web or ":" in user):
-        reader = f"give it as {PROTOCOLS.get(protocol, 'its tools')} reads it: environment variables, or its own files"
-        fix = "put it into ~/.netrc" if is_web else reader
+        fix = "put it into ~/.netrc" if is_web else "give it by the environment variables or files of its tools"
         return f"a user or password in a URL would be printed, and written to every file of the run; {fix}"
     if is_web and ("?" in place or "#" in place):
         return "a URL with ? or # (pre-signed?) names one file, and shards are several; use s3:// or gs://"
@@ -324,6 +322,5 @@ def check_url(key: str, place: str) -> None:
     if problem := url_problem(place):
         raise UserError(f"{key}: {problem}")
     protocol, is_url, _ = place.partition("://")
-    package = PROTOCOLS.get(protocol) if is_url else None
-    if package is not None and find_spec(package) is None:
+    if is_url and (package := PROTOCOLS.get(protocol)) and find_spec(package) is None:
         raise UserError(f"{key}: {protocol}:// needs the package {package}: pip install {package}")

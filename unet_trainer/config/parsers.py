@@ -133,9 +133,8 @@ def weighted_losses(raw: Any) -> Mapping[str, Any]:
     for name in terms:
         if name not in LOSSES:
             meant = near_miss(str(name), LOSSES)
-            raise ValueError(
-                "" if isinstance(raw, str) else f"{name}: {f'did you mean {meant}?' if meant else 'unknown'}"
-            )
+            what = f"did you mean {meant}?" if meant else "unknown"
+            raise ValueError("" if isinstance(raw, str) else f"{name}: {what}")
     return terms
 
 
@@ -207,9 +206,7 @@ def _mask_value(raw: Any) -> MaskValue:
     is_colour = len(items) == COLOUR_LENGTH
     try:
         values = [whole_number(item) for item in items]
-        if len(values) not in (1, COLOUR_LENGTH) or not 0 <= min(values) <= max(values) <= (
-            255 if is_colour else 65535
-        ):
+        if not (is_colour or len(items) == 1) or min(values) < 0 or max(values) > (255 if is_colour else 65535):
             raise ValueError
     except ValueError:
         apart = ", ".join(f"[{item}]" for item in items)

@@ -394,7 +394,7 @@ def _attempt(function: Callable[[Item], Outcome], item: Item) -> tuple[Outcome |
         return None, error
 
 
-class WriteBehind:
+class WriteBehind(contextlib.AbstractContextManager["WriteBehind"]):
     """Runs tasks such as writing files in threads while the caller goes on; with one thread, in their order. The caller
     waits while tasks that hold `max_bytes` are unfinished, and gets the exception of a task from a later call. Left by
     an exception, tasks that have not begun are dropped and those under way are waited for."""
@@ -404,9 +404,6 @@ class WriteBehind:
         self.pending: deque[tuple[Future[object], int]] = deque()  # with their bytes
         self.threads = ThreadPoolExecutor(num_threads)
 
-    def __enter__(self) -> WriteBehind:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
@@ -415,11 +412,12 @@ class WriteBehind:
             self.threads.shutdown(cancel_futures=True)
 
     def submit(self, task: Callable[[], object], num_bytes: int) -> None:
-        while self.pending and (
-            self.pending[0][0].done() or sum(held for _, held in self.pending) + num_bytes > self.max_bytes
-        ):
+        while self.pending and (self.pending[0][0].done() or self._held() + num_bytes > self.max_bytes):
             self.pending.popleft()[0].result()
         self.pending.append((self.threads.submit(task), num_bytes))
+
+    def _held(self) -> int:
+        return sum(num_bytes for _, num_bytes in self.pending)
 
     def finish(self) -> None:
         """Waits until all tasks are done."""
