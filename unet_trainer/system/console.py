@@ -69,7 +69,7 @@ def csv_line(cells: Iterable[object]) -> str:
 
 def painted(text: str, colour: Colour, stream: Any) -> str:
     """In a colour, where the stream is a terminal that has them and NO_COLOR (no-color.org) is not set."""
-    kind = os.environ.get("TERM") or os.environ.get("WT_SESSION") or "dumb"
+    kind = os.environ.get("TERM") or os.environ.get("WT_SESSION", "dumb")
     has_colours = stream.isatty() and kind != "dumb" and not os.environ.get("NO_COLOR")
     return f"\033[{CODES[colour]}m{text}\033[0m" if has_colours else text
 
