@@ -356,8 +356,10 @@ def read_ahead(
             group, future = task
             future.set_result([_attempt(function, item) for item in group])
 
-    threads = [start_thread(work, "read ahead") for _ in range(min(num_threads, len(items)))]
+    threads: list[Future[None]] = []
     try:
+        for _ in range(min(num_threads, len(items))):
+            threads.append(start_thread(work, "read ahead"))
         while num_taken < len(items):
             room = max_items
             if num_bytes is not None:  # at first the size of an outcome is not known
