@@ -16,15 +16,9 @@ from unet_trainer.config.schema import FIELDS, Config, as_dict, as_shape, parse_
 # auto of use_amp and compile_model as it was decided: it changes the numbers, and a resumed run has the same bits.
 MACHINE_KEYS = ("device", "num_workers", "use_amp", "amp_dtype", "compile_model", "cache")
 # Decided like the others, and printed in lines of their own.
-PRINTED_ELSEWHERE = (
-    "device",
-    "mask_values",
-    "ignore_value",
-    "mask_tolerance",
-    "in_channels",
-    "image_mean",
-    "image_std",
-)
+PRINTED_ELSEWHERE = {
+    "device", "mask_values", "ignore_value", "mask_tolerance", "in_channels", "image_mean", "image_std",
+}  # fmt: skip
 # Decided values that mean "nothing": they are in config.yaml with their reason, and not printed.
 WITHOUT_EFFECT = {"crops_per_image": 1, "cutmix": 0.0, "normalize": "dataset", "class_weights": None}
 

@@ -20,6 +20,7 @@ NAME = ".lock"
 DRAFT_LOCK = "lock"  # a file in each draft_folder, locked by the process that fills it
 WAIT_SECONDS = 30  # a run that was asked to end may still be saving
 POLL_SECONDS = 0.2
+MAX_OWNER_BYTES = 300
 OWNER_START = 1  # Windows lets no other process read the byte that is locked, the first one
 
 # Folders that runs of this process hold. A network disk may give a second run of the process the same lock.
@@ -34,10 +35,9 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         self.handle: int | None = None  # of the locked file
 
     def __exit__(self, *_: object) -> None:
-        if self.folder is None:
-            return
-        _held_here.discard(self.folder)
-        if self.handle is not None:
+        if self.folder is not None:
+            _held_here.discard(self.folder)
+        if self.handle is not None and self.folder is not None:
             with contextlib.suppress(OSError):
                 (self.folder / NAME).unlink()
             with contextlib.suppress(OSError):  # forked workers have the same open file, and may live longer
@@ -66,19 +66,18 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         if is_locked_here(folder):
             return "another run of this process"
         handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o644)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, handle)
             # Without a link the holder before has deleted it meanwhile.
             if lock_descriptor(handle, blocking=False) and os.fstat(handle).st_nlink:
                 with contextlib.suppress(OSError):  # a full disk: the lock is held, without the name of its holder
                     os.ftruncate(handle, 0)
                     os.write(handle, f" process {os.getpid()} on {socket.gethostname()}\n".encode())
                 self.handle = handle
+                stack.pop_all()
                 return None
             os.lseek(handle, OWNER_START, os.SEEK_SET)
-            return os.read(handle, 300).decode(errors="replace").strip() or "another process"
-        finally:
-            if self.handle is None:
-                os.close(handle)
+            return os.read(handle, MAX_OWNER_BYTES).decode(errors="replace").strip() or "another process"
 
 
 def is_locked(folder: Path) -> bool:
