@@ -437,7 +437,7 @@ def assert_ends_as_one_of_rate_0_01(config):
 def test_a_compiled_run_whose_learning_rate_was_tried_is_one_that_began_with_it(tiny_config, monkeypatch):
     monkeypatch.setattr(pilots, "num_pilot_steps", lambda num_steps: 12)  # kernels are recorded within them
     monkeypatch.setattr(pilots, "is_better", lambda lower, higher: higher.learning_rate == 0.03)
-    monkeypatch.setattr("unet_trainer.config.choices.choose_learning_rate", lambda *_, **__: (0.03, "tried"))
+    monkeypatch.setattr("unet_trainer.config.auto_training.choose_learning_rate", lambda *_, **__: (0.03, "tried"))
     assert_ends_as_one_of_rate_0_01({**tiny_config, **PRECISIONS["float16"], "num_epochs": 4})
 
 

@@ -19,7 +19,7 @@ from helpers.project import ROOT
 from helpers.runs import assert_same_run, train_until, weights_digest
 from helpers.steps import KnownCosts
 from train_unet import main, train
-from unet_trainer.config import choices
+from unet_trainer.config import auto
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import PRINTED_ELSEWHERE, WITHOUT_EFFECT
@@ -81,7 +81,7 @@ def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(
     straight = train(config, run_name="straight")
     said = capsys.readouterr().out
     taken = load_config(straight.run_dir / "config.yaml")
-    assert (taken.encoder, taken.decoder_channels) == choices.CPU_ENCODERS_FROM_NOTHING[-1]
+    assert (taken.encoder, taken.decoder_channels) == auto.CPU_ENCODERS_FROM_NOTHING[-1]
     assert (taken.batch_size, taken.repeats, taken.num_epochs, taken.image_size) == (8, 1, 4, (64, 64))
     for name in FIELDS:
         if getattr(Config(), name) == "auto" and name not in PRINTED_ELSEWHERE:

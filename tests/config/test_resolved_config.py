@@ -20,8 +20,8 @@ from helpers.resolving import (
     open_settings,
     settings_of,
 )
-from unet_trainer.config import choices
-from unet_trainer.config.choices import CPU_ENCODERS, CPU_ENCODERS_FROM_NOTHING, WANTED_VIEWS, resolve
+from unet_trainer.config import auto, auto_training
+from unet_trainer.config.auto import CPU_ENCODERS, CPU_ENCODERS_FROM_NOTHING, WANTED_VIEWS, resolve
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import MACHINE_KEYS
@@ -112,7 +112,7 @@ def test_images_that_come_seldom_are_flipped_and_no_more(num_epochs, has_more):
 def test_the_classes_that_were_found_are_taken_with_their_reasons():
     values = {"mask_values": (0, (1, 2), (64, 0, 128)), "class_shares": [0.5, 0.3, 0.2], "mask_tolerance": 31}
     values |= {"num_classes": 3, "num_classes_reason": "3 classes in label_colors.txt"}
-    values |= {"class_names": ("sky", "road", "pole"), "class_names_reason": "by label_colors.txt"}
+    values |= {"class_names": ("sky", "road", "pole"), "mask_reason": "by label_colors.txt"}
     found = dataclasses.replace(DATASET, **values)
     settings = settings_of(dataset=found)
     assert (settings.taken.num_classes, settings.taken.class_names) == (3, ("sky", "road", "pole"))
@@ -126,25 +126,15 @@ def test_the_classes_that_were_found_are_taken_with_their_reasons():
 
 
 @pytest.mark.parametrize("name", ["default", "strong"])
-def test_named_augmentation_is_rewritten_for_images_that_have_an_up_alone(name):
+def test_augmentation_that_is_named_stays_as_it_is(name):
     seen = dataclasses.replace(DATASET, channels=3, measurements=MEASURED)
-    upright = settings_of(dataset=seen, augmentation=name, fit="resize")
-    transforms = [next(iter(transform)) for transform in upright.taken.augmentation]
-    assert "VerticalFlip" not in transforms
-    assert transforms[:2] == ["HorizontalFlip", "Affine"]
-    reason = f"{name} without vertical flips and large turns: images have an up"
-    assert upright["augmentation"].reason.startswith(reason)
-    assert load_config(upright.repeatable_dict()).augmentation == upright.taken.augmentation
-    crops = settings_of(dataset=seen, augmentation=name, fit="crop")  # of which none is told from its mirror image
-    assert crops["augmentation"] == (name, "config", "")
-    unmeasured = settings_of(augmentation=name, fit="resize")
-    assert unmeasured["augmentation"] == (name, "config", "")
+    assert settings_of(dataset=seen, augmentation=name, fit="resize")["augmentation"] == (name, "config", "")
 
 
 def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_time():
     """An hour of steps of 8 images: 2.4 s a step give 12,000 images."""
     slow, enough = StepCost(2.5, 0.0, 0), StepCost(2.4, 0.0, 0)
-    assert choices.CPU_BUDGET / 2.4 * 8 == WANTED_VIEWS
+    assert auto.CPU_BUDGET / 2.4 * 8 == WANTED_VIEWS
     for index, (encoder, widths) in enumerate(CPU_ENCODERS):
         trials = Trials({name: enough if place >= index else slow for place, (name, _) in enumerate(CPU_ENCODERS)})
         settings = open_settings(measure_step=trials)
@@ -192,7 +182,6 @@ def test_what_was_spent_before_training_is_not_planned_for():
 
 
 @pytest.mark.parametrize(("values", "taken"), [
-    ({"early_stopping_patience": 200}, {"early_stopping_patience": None}),
     ({"warmup_epochs": 300}, {"warmup_epochs": 50.0}),
     ({"batch_parts": 64}, {"batch_parts": 8}),
 ])  # fmt: skip
@@ -247,7 +236,7 @@ def test_a_step_is_tried_only_where_something_depends_on_its_cost(hardware, valu
     (CPU, "float16", "float32", "x86_64 has no fast float16; float32 instead"),
 ])  # fmt: skip
 def test_mixed_precision_takes_what_the_hardware_has_and_says_why(hardware, asked, chosen, reason):
-    assert choices.choose_number_format(asked, hardware) == (chosen, reason)
+    assert auto_training.choose_number_format(asked, hardware) == (chosen, reason)
     settings = settings_of(hardware, use_amp=True, amp_dtype=asked)
     assert settings.taken.number_format == chosen
     decided = [name for name in ("use_amp", "amp_dtype") if settings[name].source == "decided"]

@@ -79,7 +79,7 @@ def test_a_text_written_as_yaml_comes_back_as_the_same_text(text, load_text):
 
 def test_numbers_and_lists_written_as_yaml_come_back_equal(load_text):
     rng = random.Random(0)
-    parameters = [{"A": {"b": [1e-20, 1e20, None, True, 3]}}, {"T": None}]
+    parameters = [{"Affine": {"b": [1e-20, 1e20, None, True, 3]}}, {"Transpose": None}]
     for _ in range(30):
         settings = {
             "mask_values": rng.choice(["auto", "above 9", [0, [1, 2], [64, 0, 128]], rng.sample(range(255), 3)]),

@@ -14,7 +14,7 @@ import pytest
 from helpers.image_bytes import damaged_jpeg
 from helpers.no_files import NO_FILES, replace_by
 from helpers.shards import pairs_on_a_dead_remote
-from unet_trainer.config.choices import choose_normalize
+from unet_trainer.config.auto_images import choose_normalize
 from unet_trainer.data import file_facts, scan
 from unet_trainer.data.file_facts import TABLE, _key, plain_facts
 from unet_trainer.data.pairs import Pair

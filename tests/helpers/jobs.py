@@ -173,12 +173,12 @@ def _use_small_buckets():
 
 def _shorten_pilots(rate):
     """Three steps each, of which the second wins; the rate is the first one's."""
-    from unet_trainer.config import choices
+    from unet_trainer.config import auto_training
     from unet_trainer.training import pilots
 
     pilots.num_pilot_steps = lambda num_steps: 3
     pilots.is_better = lambda lower, higher: higher.learning_rate == rate
-    choices.choose_learning_rate = lambda *_, **__: (rate, "tried")
+    auto_training.choose_learning_rate = lambda *_, **__: (rate, "tried")
 
 
 def _run_out_of_memory(step, batch):

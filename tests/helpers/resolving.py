@@ -1,7 +1,7 @@
 """Hardware, a dataset and settings that are resolved for them."""
 
 from helpers.project import FIXED_RECIPE
-from unet_trainer.config.choices import resolve
+from unet_trainer.config.auto import resolve
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS

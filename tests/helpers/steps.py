@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 
 from helpers.project import TINY_MODEL
-from unet_trainer.config.choices import resolve
+from unet_trainer.config.auto import resolve
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import as_shape

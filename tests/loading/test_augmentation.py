@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.resolving import MEASURED
-from unet_trainer.config.choices import choose_augmentation
+from unet_trainer.config.auto_images import choose_augmentation
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.loading.augmentation import Augmentation, build_augmentation

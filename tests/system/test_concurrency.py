@@ -184,6 +184,17 @@ def test_many_small_items_come_in_order_each_once_and_no_more_than_the_bound_wai
     assert len(before) == 77
 
 
+def test_as_many_large_outcomes_wait_as_the_bound_holds():
+    """Of two to four bytes, with room for ten: three, once their size is known."""
+    begun, most = [], []
+    ahead = read_ahead(lambda item: begun.append(item) or item, range(60), 2, lambda item: 2 + item % 3, 10)
+    for taken, _ in ahead:
+        time.sleep(0.001)
+        most.append(len(begun) - taken)
+    assert max(most) <= 5
+    assert 2 <= max(most[5:]) <= 3
+
+
 def test_several_threads_call_and_one_that_hangs_is_given_up(never):
     barrier = threading.Barrier(3)
     assert [item for item, _ in read_ahead(lambda item: barrier.wait(LIMIT), range(6), 3)] == list(range(6))

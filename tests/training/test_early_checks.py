@@ -1,7 +1,6 @@
 """What is wrong with a run is told before torch is imported, where that is possible."""
 
 import importlib.util
-from types import SimpleNamespace
 
 import pytest
 
@@ -29,42 +28,6 @@ def refusal(**settings):
     with pytest.raises(UserError) as raised:
         check_before_imports(load_config(settings))
     return str(raised.value)
-
-
-def test_names_of_transforms_are_known_without_their_library(tmp_path):
-    inner = {"OneOf": {"transforms": ["Affin", {"GaussNoise": {"p": 0.1}}]}}
-    assert refusal(augmentation=["HorizontalFlp", inner, "Transpose", "IntensityJiter"]) == (
-        "augmentation: unknown transform 'HorizontalFlp'; did you mean HorizontalFlip?\n"
-        "  augmentation: unknown transform 'Affin'; did you mean Affine?\n"
-        "  augmentation: unknown transform 'IntensityJiter'; did you mean IntensityJitter?"
-    )
-
-
-def test_a_library_without_its_text_is_asked_later(tmp_path, monkeypatch):
-    compiled = SimpleNamespace(origin=str(tmp_path / "albumentations/__init__.pyc"))
-    monkeypatch.setattr("unet_trainer.config.parsers.find_spec", lambda name: compiled)
-    check_before_imports(load_config({"augmentation": ["HorizontalFlip"], "checkpoint_dir": str(tmp_path)}))
-
-
-def test_entries_of_another_form_are_left_to_the_library(tmp_path):
-    for entry in (
-        {"OneOf": {"transforms": 5}},
-        {"OneOf": {"transforms": [3, {"Affine": None}, None]}},
-        {"Affine": None},
-    ):
-        check_before_imports(load_config({"augmentation": [entry], "checkpoint_dir": str(tmp_path)}))
-
-
-def test_every_transform_of_the_library_is_known(tmp_path):
-    import albumentations
-
-    from unet_trainer.loading.augmentation import GROUPS
-
-    names = [word for word, value in vars(albumentations).items() if isinstance(value, type)]
-    transforms = [word for word in names if issubclass(getattr(albumentations, word), albumentations.BasicTransform)]
-    assert len(transforms) > 100
-    entries = [*transforms, *GROUPS, {"IntensityJitter": {}}]
-    check_before_imports(load_config({"augmentation": entries[:250], "checkpoint_dir": str(tmp_path)}))
 
 
 def test_a_wrong_parameter_is_told_before_the_data_are_read():

@@ -17,7 +17,7 @@ from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import stop_after, weights_digest
 from helpers.steps import SmallNetwork, make_settings, make_spec, small_components
 from train_unet import main, script_config, train
-from unet_trainer.config.choices import choose_warmup
+from unet_trainer.config.auto_training import choose_warmup
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import OWN

@@ -8,7 +8,7 @@ import pytest
 from helpers.runs import assert_same_run, train_until
 from helpers.steps import KnownCosts
 from train_unet import train
-from unet_trainer.config.choices import StepPlan, num_pilot_steps
+from unet_trainer.config.auto_training import StepPlan, num_pilot_steps
 from unet_trainer.config.facts import StepCost
 from unet_trainer.reports.run_report import render_report
 from unet_trainer.runs.record import Trial, read_run_summary
@@ -22,7 +22,7 @@ def recipe(monkeypatch, tiny_config):
     """A config whose learning rate is decided, of runs whose pilots take three steps and end with the second rate."""
     monkeypatch.setattr(pilots, "num_pilot_steps", lambda num_steps: 3)
     monkeypatch.setattr(pilots, "is_better", lambda lower, higher: higher.learning_rate == 0.03)
-    monkeypatch.setattr("unet_trainer.config.choices.choose_learning_rate", lambda *_, **__: (0.03, "tried"))
+    monkeypatch.setattr("unet_trainer.config.auto_training.choose_learning_rate", lambda *_, **__: (0.03, "tried"))
     return tiny_config | {"learning_rate": "auto", "augmentation": "strong", "num_epochs": 2}
 
 
@@ -66,7 +66,7 @@ def test_what_was_tried_is_in_the_report_and_is_not_tried_again_by_a_resumed_run
 
 def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_is_begun_again(recipe, monkeypatch):
     KnownCosts(StepCost(seconds=0.1, eval_seconds=0.01, memory=0)).install(monkeypatch)
-    monkeypatch.setattr("unet_trainer.config.choices.plan_steps", lambda *_: StepPlan(2, 1, "planned"))
+    monkeypatch.setattr("unet_trainer.config.auto_training.plan_steps", lambda *_: StepPlan(2, 1, "planned"))
     monkeypatch.setattr(pilots, "has_time", lambda settings: settings.was_open("num_epochs"))
     recipe |= {"num_epochs": "auto", "ema_decay": "auto"}
     whole = train(recipe, run_name="whole")

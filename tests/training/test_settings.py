@@ -6,7 +6,6 @@ import pytest
 
 from helpers.resolving import TURING
 from helpers.steps import CPU_FACTS, silent_console
-from unet_trainer.config import choices
 from unet_trainer.training.build import build_dataset
 from unet_trainer.training.settings import build_settings
 
@@ -21,7 +20,7 @@ def test_a_precision_that_was_not_asked_for_is_told_with_its_reason(config, cons
 
 
 def test_decisions_are_told(config, console, monkeypatch):
-    monkeypatch.setattr(choices, "RARE_CLASS", 1.0)  # so that classes are weighted
+    monkeypatch.setattr("unet_trainer.config.auto_training.RARE_CLASS", 1.0)  # so that classes are weighted
     config = dataclasses.replace(
         config, num_workers="auto", num_classes=2, class_names=("field", "road"), class_weights="auto"
     )

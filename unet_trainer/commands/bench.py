@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, read_config_words
-from unet_trainer.config.choices import wanted_batch_size
+from unet_trainer.config.auto_training import wanted_batch_size
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.facts import DatasetFacts
 from unet_trainer.config.load import load_config
@@ -117,7 +117,7 @@ def table_lines(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 def time_step(config: Config, console: Console) -> None:
     """Time forward, loss, IoU counts, backward and the optimizer on random RGB images; print images per second."""
-    from unet_trainer.config.choices import resolve
+    from unet_trainer.config.auto import resolve
     from unet_trainer.images.image_spec import RGB_8BIT
     from unet_trainer.training.initial_model import read_initial_model
     from unet_trainer.training.memory import is_out_of_memory

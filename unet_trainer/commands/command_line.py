@@ -15,7 +15,7 @@ from unet_trainer import __version__
 from unet_trainer.commands import COMMANDS, REMOVED_COMMANDS, REMOVED_OPTIONS
 from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
-from unet_trainer.config.parsers import check_transforms, near_miss
+from unet_trainer.config.parsers import near_miss
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.runs.folder import CONFIG_YAML, check_init_from, find_run, folder_of, newest_run
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, show_error
@@ -164,7 +164,6 @@ def read_config_words(words: Sequence[str], script_config: ScriptConfig, command
     check_url("data_dir", config.data_dir)
     if command:  # a run of several processes checks it in one of them
         check_init_from(config)
-    check_transforms(config.augmentation)
     return config
 
 

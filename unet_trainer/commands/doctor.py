@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, file_header, read_config_words
-from unet_trainer.config.choices import COMPILE_SECONDS, describe_seconds
+from unet_trainer.config.auto_training import COMPILE_SECONDS
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.parsers import describe_seconds
 from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import CHECK_JSON, check_output, write_output
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted, first_line
@@ -108,7 +109,7 @@ def say_machine(config: Config, console: Console) -> HardwareFacts:
     """Print device, precision, cores, memory, disk and versions, and why torch does not use a GPU that is there."""
     import torch
 
-    from unet_trainer.config.choices import choose_number_format
+    from unet_trainer.config.auto_training import choose_number_format
     from unet_trainer.training.settings import build_hardware
     from unet_trainer.training.setup import package_versions
 

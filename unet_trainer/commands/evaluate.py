@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, split_words
-from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.facts import NumberFormat
 from unet_trainer.config.load import check_onnx, load_config
 from unet_trainer.config.parsers import tile_side
 from unet_trainer.system.console import Console, aligned, counted, cut, score_text

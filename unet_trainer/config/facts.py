@@ -78,8 +78,7 @@ class DatasetFacts:
     measurements: Measurements | None = None
     num_classes: int = 1
     num_classes_reason: str = ""
-    class_names: tuple[str, ...] | None = None  # that a file beside the masks gives
-    class_names_reason: str = ""
+    class_names: tuple[str, ...] | None = None  # that a file beside the masks gives, for mask_reason
     mask_tolerance: int = 0
     are_blocks: bool = False  # the images are parts of a larger one
     has_val_classes: bool = True  # a validation mask has pixels of a class that is scored

@@ -15,7 +15,7 @@ from typing import Any
 
 from unet_trainer.config import schema
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.parsers import MaskValue, as_grey, near_miss, split_values
+from unet_trainer.config.parsers import MaskValue, as_grey, near_miss, split_values, unknown_transforms
 from unet_trainer.config.safe_yaml import MAX_BYTES, NULLS, TOO_LONG, Plain, YamlError, parse_yaml, shorten
 from unet_trainer.config.schema import FIELDS, Config, as_dict, is_demo_dir, parse_value, to_plain
 from unet_trainer.system.input_files import open_file
@@ -68,27 +68,26 @@ def load_config(
 ) -> Config:
     """One source plus overrides (key=value texts, or a dict), checked; raises ConfigError with every problem."""
     problems: list[str] = []
-    try:
-        origin, raw, sources = _read_source(source)
-    except YamlError as error:
-        raise ConfigError(f"1 problem in {source}:\n  {error}") from None
-    is_dict = isinstance(overrides, Mapping)
-    over = dict(overrides) if isinstance(overrides, Mapping) else _read_overrides(overrides, problems)
-    sources |= dict.fromkeys(over, "argument" if is_dict else "command line")
-    config, wrong = _parse_values(raw | over, problems)
-    if "num_epochs" in over and config.num_epochs != "auto":  # a preset tried for a few: longer settings give way
-        shorter: dict[str, Any] = {"early_stopping_patience": None, "warmup_epochs": config.num_epochs / 2}
-        shorter = {name: value for name, value in shorter.items() if name not in over and _is_too_long(config, name)}
-        config = replace(config, **shorter)
-        sources |= dict.fromkeys(shorter, sources["num_epochs"])
-    for text in _contradictions(config):
-        problems += [] if any(re.search(rf"\b{name}\b", text) for name in wrong) else [text]
+    raw, sources, origin = _read_source(source)
+    how = "argument" if isinstance(overrides, Mapping) else "command line"
+    over = overrides if isinstance(overrides, Mapping) else _read_overrides(overrides, problems)
+    sources |= dict.fromkeys(over, how)
+    config, wrong = _parse_values({**raw, **over}, problems)
+    if "num_epochs" in over and "warmup_epochs" not in over and _warms_up_too_long(config):
+        # A preset is tried for a few epochs: its warm-up gives way.
+        config = replace(config, warmup_epochs=config.num_epochs / 2)
+        sources["warmup_epochs"] = how
+    problems += [text for text in _contradictions(config) if not any(re.search(rf"\b{key}\b", text) for key in wrong)]
     if problem := url_problem(config.data_dir) or (problems and missing_data_dir(config.data_dir)):
         problems.append(f"data_dir: {problem}")
     if problems:
-        count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-        raise ConfigError("\n  ".join([f"{count} in {origin}:", *problems]))
+        raise _error(origin, problems)
     return replace(config, sources={name: origin for name, origin in sources.items() if name in FIELDS})
+
+
+def _error(origin: object, problems: Sequence[str]) -> ConfigError:
+    count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+    return ConfigError("\n  ".join([f"{count} in {origin}:", *problems]))
 
 
 def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any], demo_file: Path) -> Config:
@@ -110,17 +109,20 @@ def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[st
     return replace(config, sources=sources)
 
 
-def _read_source(source: Config | Mapping[str, Any] | str | Path) -> tuple[str, dict[str, Any], dict[str, str]]:
-    """The name of the source in messages, its raw values, and where each came from. Raises YamlError."""
+def _read_source(source: Config | Mapping[str, Any] | str | Path) -> tuple[dict[str, Any], dict[str, str], str]:
+    """Raw values, where each came from, and the name of the source in messages."""
     if isinstance(source, Config):
-        return "the config", as_dict(source), dict(source.sources)
+        return as_dict(source), dict(source.sources), "the config"
     if isinstance(source, Mapping):
         raw = {str(name): value for name, value in source.items()}
-        return "the config", raw, dict.fromkeys(raw, "config")
+        return raw, dict.fromkeys(raw, "config"), "the config"
     if not isinstance(source, str | Path):
         raise TypeError(f"a config is a Config, a dict or a path to a YAML file, not {type(source).__name__}")
-    raw = _read_file(Path(source))
-    return str(source), raw, dict.fromkeys(raw, "file")
+    try:
+        raw = _read_file(Path(source))
+    except YamlError as error:
+        raise _error(source, [str(error)]) from None
+    return raw, dict.fromkeys(raw, "file"), str(source)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -141,13 +143,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise YamlError("no such file" + (f"; did you mean {by_stem[meant]}?" if meant else there)) from None
     except OSError as error:
         raise YamlError(f"cannot be read: {error.strerror}") from None
-    keys = set(re.findall(rb"(?:^|[{,])\s*[\"']?(\w+)[\"']?\s*:", content, re.MULTILINE))
-    for kind, wanted in DATASET_KEYS.items():
-        if keys.issuperset(wanted.encode().split()):
-            inner = re.search(rb"^path: *([^#\r\n]+)", content, re.MULTILINE)  # Ultralytics', relative to the file
-            folder = path.parent / (inner[1].decode(errors="replace").strip(" '\"") if inner else "")
-            use = f"data_dir={shlex.quote(str(folder if folder.is_dir() else path.parent))}"
-            raise YamlError(f"it is {kind}, not a config; to use the data that it describes: {use}")
+    _refuse_dataset_files(path, content)
     if len(content) > MAX_BYTES:
         raise YamlError(TOO_LONG)
     try:
@@ -159,6 +155,16 @@ def _read_file(path: Path) -> dict[str, Any]:
     return values
 
 
+def _refuse_dataset_files(path: Path, content: bytes) -> None:
+    keys = set(re.findall(rb"(?:^|[{,])\s*[\"']?(\w+)[\"']?\s*:", content, re.MULTILINE))
+    for kind, wanted in DATASET_KEYS.items():
+        if keys.issuperset(wanted.encode().split()):
+            inner = re.search(rb"^path: *([^#\r\n]+)", content, re.MULTILINE)  # Ultralytics', relative to the file
+            folder = path.parent / (inner[1].decode(errors="replace").strip(" '\"") if inner else "")
+            use = f"data_dir={shlex.quote(str(folder if folder.is_dir() else path.parent))}"
+            raise YamlError(f"it is {kind}, not a config; to use the data that it describes: {use}")
+
+
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
     raw: dict[str, Any] = {}
     for override in overrides:
@@ -167,9 +173,8 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, 
         if not equals or not name:
             problems.append(f"{shorten(override)}: need key=value, e.g. batch_size=16")
         elif name in raw:
-            problems.append(
-                f"{_one_line(name)}: given twice, {shorten(raw[name])} and {shorten(text)}; leave one of them out"
-            )
+            twice = f"given twice, {shorten(raw[name])} and {shorten(text)}"
+            problems.append(f"{_one_line(name)}: {twice}; leave one of them out")
         else:
             # Quotes and brackets are YAML here too; but [a-z]+ is text where the key takes no list.
             is_text = name in FIELDS and FIELDS[name].type in (schema.Text, schema.Text | None, schema.Pattern | None)
@@ -181,10 +186,9 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, 
     return raw
 
 
-def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, set[str]]:
+def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, list[str]]:
     """The values of valid keys, with the defaults of all others; and the keys that have a problem."""
-    values: dict[str, Any] = {}
-    wrong = set()
+    values, wrong = {}, []
     for name, value in raw.items():
         if name in REMOVED_KEYS:
             problems.append(f"{name}: no longer a setting; {REMOVED_KEYS[name]}: leave it out")
@@ -195,7 +199,7 @@ def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, 
                 values[name] = parse_value(name, value)
             except ValueError as error:
                 problems.append(f"{name}: got {'null' if value is None else shorten(value)}; {error}")
-                wrong.add(name)
+                wrong.append(name)
     return Config(**values), wrong
 
 
@@ -211,10 +215,8 @@ def _one_line(name: str) -> str:
     return name if name.isprintable() and len(name) <= 60 else shorten(name)
 
 
-def _is_too_long(config: Config, name: str) -> bool:
-    """Whether there are too few epochs for early stopping ever to happen, or for anything after the warm-up."""
-    length = getattr(config, name)
-    return isinstance(length, int | float) and config.num_epochs != "auto" and length >= config.num_epochs
+def _warms_up_too_long(c: Config) -> bool:
+    return "auto" not in (c.warmup_epochs, c.num_epochs) and c.warmup_epochs >= c.num_epochs
 
 
 def _contradictions(c: Config) -> Iterator[str]:
@@ -223,32 +225,28 @@ def _contradictions(c: Config) -> Iterator[str]:
     if c.time_budget is not None and c.num_epochs != "auto":
         both = f"time_budget: {c.time_budget} decides the epochs, and num_epochs: {c.num_epochs} is set"
         yield f"{both}; {one_of} (time_budget: null or num_epochs: auto)"
-    if c.use_amp is True and c.amp_dtype == "float16" and c.device == "cpu":
-        yield "amp_dtype: float16 does not go with device: cpu; use bfloat16, or use_amp: false, which is faster there"
-    if _is_too_long(c, "warmup_epochs"):
+    if _warms_up_too_long(c):
         yield f"warmup_epochs: {c.warmup_epochs:g} leaves nothing of num_epochs: {c.num_epochs}; need fewer"
-    if _is_too_long(c, "early_stopping_patience"):
-        patience = f"early_stopping_patience: {c.early_stopping_patience}"
-        yield f"{patience} can never be reached in num_epochs: {c.num_epochs}; need fewer, or null"
     if c.fold >= (c.num_folds or 1):
         yield f"fold: got {c.fold}; need {f'0 to {c.num_folds - 1}' if c.num_folds else 'num_folds to be set'}"
     if c.split == "blocks" and c.group_pattern:
-        yield "split: blocks divides a sequence, group_pattern keeps it together; " + one_of
+        yield f"split: blocks divides a sequence, group_pattern keeps it together; {one_of}"
     if c.batch_size != "auto" and c.batch_parts > c.batch_size:
         yield f"batch_parts: {c.batch_parts} is more than batch_size: {c.batch_size}; need at most that"
     yield from class_contradictions(c)
+    yield from (f"augmentation: {problem}" for problem in unknown_transforms(c.augmentation))
     if c.init_from is not None and c.encoder_weights not in ("auto", None):
         both = f"encoder_weights: {c.encoder_weights} is set, and init_from: {c.init_from} has an encoder"
         yield f"{both}; {one_of} (encoder_weights: auto or init_from: null)"
     if c.decoder_channels and c.architecture not in schema.WITH_DECODER_CHANNELS:
         have = ", ".join(schema.WITH_DECODER_CHANNELS)
         yield f"decoder_channels: not for architecture: {c.architecture}; only for {have}"
-    least, fit = schema.MIN_ATTENTION_CHANNELS, " and ".join(schema.WITH_ATTENTION)
+    least = schema.MIN_ATTENTION_CHANNELS
     if c.decoder_attention == "scse" and c.architecture not in schema.WITH_ATTENTION:
+        fit = " and ".join(schema.WITH_ATTENTION)
         yield f"decoder_attention: scse is for {fit}, not for architecture: {c.architecture}; use none"
     elif c.decoder_attention == "scse" and min(c.decoder_channels or [least]) < least:
-        channels = to_plain(c.decoder_channels)
-        yield f"decoder_attention: scse needs decoder_channels of at least {least}; got {channels}"
+        yield f"decoder_attention: scse needs decoder_channels of at least {least}; got {to_plain(c.decoder_channels)}"
 
 
 def class_contradictions(c: Config) -> Iterator[str]:
@@ -288,10 +286,10 @@ def check_trackers(config: Config) -> None:
 
 def check_onnx(model: str | None, exports: bool = False) -> None:
     """Raises UserError where a package is missing that an .onnx file needs, to be run or made."""
-    packages = ("onnx", "onnxruntime", *["onnxscript"] * exports)
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing and (exports or str(model).endswith(".onnx")):
-        raise missing_onnx(missing[0])
+    if exports or str(model).endswith(".onnx"):
+        for name in ("onnx", "onnxruntime", *["onnxscript"] * exports):
+            if find_spec(name) is None:
+                raise missing_onnx(name)
 
 
 def missing_onnx(name: str) -> UserError:
@@ -309,11 +307,10 @@ def missing_data_dir(data_dir: str) -> str:
 def url_problem(place: str) -> str:
     """Why a place cannot be a URL of shards, without what may be secret in it; empty if it can, or is no URL."""
     protocol, is_url, rest = place.partition("://")
-    is_web = protocol.lower() in ("http", "https") and bool(is_url)
+    is_web = protocol.lower() in ("http", "https") and is_url
     user, has_user, _ = rest.partition("/")[0].rpartition("@")
     if has_user and (is_web or ":" in user):
-        reader = f"give it as {PROTOCOLS.get(protocol, 'its tools')} reads it: environment variables, or its own files"
-        fix = "put it into ~/.netrc" if is_web else reader
+        fix = "put it into ~/.netrc" if is_web else "give it by the environment variables or files of its tools"
         return f"a user or password in a URL would be printed, and written to every file of the run; {fix}"
     if is_web and ("?" in place or "#" in place):
         return "a URL with ? or # (pre-signed?) names one file, and shards are several; use s3:// or gs://"
@@ -325,6 +322,5 @@ def check_url(key: str, place: str) -> None:
     if problem := url_problem(place):
         raise UserError(f"{key}: {problem}")
     protocol, is_url, _ = place.partition("://")
-    package = PROTOCOLS.get(protocol) if is_url else None
-    if package is not None and find_spec(package) is None:
+    if is_url and (package := PROTOCOLS.get(protocol)) and find_spec(package) is None:
         raise UserError(f"{key}: {protocol}:// needs the package {package}: pip install {package}")

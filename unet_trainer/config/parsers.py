@@ -9,11 +9,12 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.config.errors import ConfigError, UserError
+from unet_trainer.config.errors import UserError
 from unet_trainer.config.safe_yaml import interpret, map_leaves, parse_number
 from unet_trainer.system.input_files import read_text
 
@@ -82,6 +83,7 @@ def folder_name(name: str) -> str:
     return name
 
 
+@cache
 def _names_in_text(package: str, files: str, pattern: str) -> list[str]:
     """Names that a pattern finds in the files of a package, which takes seconds to import; none if it has no text."""
     library = find_spec(package)
@@ -116,6 +118,13 @@ def seconds_of(text: str) -> float:
     return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text))
 
 
+def describe_seconds(seconds: float) -> str:
+    """3.2 s, 42 s, 12 min, 1.5 h."""
+    if seconds < 100:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def weighted_losses(raw: Any) -> Mapping[str, Any]:
     """`dice`, or `{dice: 1, bce: 0.5}`: always a dict of name → weight."""
     terms = {str(raw): 1.0} if isinstance(raw, str) else raw
@@ -124,9 +133,8 @@ def weighted_losses(raw: Any) -> Mapping[str, Any]:
     for name in terms:
         if name not in LOSSES:
             meant = near_miss(str(name), LOSSES)
-            raise ValueError(
-                "" if isinstance(raw, str) else f"{name}: {f'did you mean {meant}?' if meant else 'unknown'}"
-            )
+            what = f"did you mean {meant}?" if meant else "unknown"
+            raise ValueError("" if isinstance(raw, str) else f"{name}: {what}")
     return terms
 
 
@@ -150,27 +158,16 @@ def _parameter(raw: Any) -> Any:
     return value
 
 
-def check_transforms(augmentation: str | Sequence[Any]) -> None:
-    """Raises ConfigError for names that albumentations does not have, without importing it, and torch with it."""
-    if names := list(_transform_names(augmentation)):
-        known = _names_in_text("albumentations", "**/*.py", r"^class (\w+)\(")
-        unknown = [name for name in names if known and name not in (JITTER_NAME, *known)]
-        refuse_transforms([unknown_transform(name, [JITTER_NAME, *known]) for name in unknown])
-
-
-def _transform_names(entries: Any) -> Iterator[str]:
-    """What has another form is refused where the transforms are made."""
+def unknown_transforms(entries: Any) -> Iterator[str]:
+    """A message for each name that albumentations does not have, without importing it, and torch with it. What has
+    another form is refused where the transforms are made."""
     for entry in entries if isinstance(entries, list | tuple) else ():
+        known = _names_in_text("albumentations", "**/*.py", r"^class (\w+)\(")
         for name, parameters in entry.items() if isinstance(entry, dict) else [(entry, None)]:
-            if isinstance(name, str):
-                yield name
+            if known and isinstance(name, str) and name not in (JITTER_NAME, *known):
+                yield unknown_transform(name, [JITTER_NAME, *known])
             if isinstance(parameters, dict):
-                yield from _transform_names(parameters.get("transforms"))
-
-
-def refuse_transforms(problems: Sequence[str]) -> None:
-    if problems:
-        raise ConfigError("augmentation: " + "\n  augmentation: ".join(problems))
+                yield from unknown_transforms(parameters.get("transforms"))
 
 
 def unknown_transform(name: str, known: Iterable[str]) -> str:
@@ -209,9 +206,7 @@ def _mask_value(raw: Any) -> MaskValue:
     is_colour = len(items) == COLOUR_LENGTH
     try:
         values = [whole_number(item) for item in items]
-        if len(values) not in (1, COLOUR_LENGTH) or not 0 <= min(values) <= max(values) <= (
-            255 if is_colour else 65535
-        ):
+        if not (is_colour or len(items) == 1) or min(values) < 0 or max(values) > (255 if is_colour else 65535):
             raise ValueError
     except ValueError:
         apart = ", ".join(f"[{item}]" for item in items)

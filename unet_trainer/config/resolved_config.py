@@ -1,4 +1,4 @@
-"""The settings of a run: each value with where it came from and why. How they are decided is in choices.py."""
+"""The settings of a run: each value with where it came from and why. How they are decided is in auto.py."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Setting(NamedTuple):
 
 
 class Settings(dict[str, Setting]):
-    """Every setting of a run by its key. What is printed, written to config.yaml and run.json, and resumed comes from
-    here. `requested`: the config that they were decided for."""
+    """Every setting of a run by its key: what is printed, written to config.yaml and run.json, and resumed.
+    `requested`: the config that they were decided for."""
 
     def __init__(self, requested: Config) -> None:
         source_of = requested.sources.get
@@ -80,7 +80,6 @@ class Settings(dict[str, Setting]):
         return ResolvedConfig(**values, sources=self.requested.sources)
 
     def change(self, reason: str, source: str = "decided", **values: Any) -> None:
-        """Replaces values, of a run that goes on as well."""
         for name, value in values.items():
             self[name] = Setting(value, source, reason)
 
@@ -93,35 +92,37 @@ class Settings(dict[str, Setting]):
         """Whether the number of epochs follows the time that they take, and with it the machine."""
         return self.requested.time_budget is not None and self.requested.num_epochs == "auto"
 
-    def machine_keys(self) -> tuple[str, ...]:
-        return (*MACHINE_KEYS, "num_epochs") if self.replans() else MACHINE_KEYS
-
     def repeatable(self) -> Config:
         """The config that repeats the run, also on another machine."""
-        requested = {name: getattr(self.requested, name) for name in self.machine_keys()}
-        numeric = [name for name in ("use_amp", "compile_model") if requested[name] == "auto"]
-        values = {name: setting.value for name, setting in self.items()} | requested
-        return Config(**values | {name: self[name].value for name in numeric})
+        values = {name: setting.value for name, setting in self.items()}
+        for name in self._machine_keys():
+            requested = getattr(self.requested, name)
+            if not (name in ("use_amp", "compile_model") and requested == "auto"):
+                values[name] = requested
+        return Config(**values)
 
     def repeatable_dict(self) -> dict[str, Any]:
         return as_dict(self.repeatable())
 
+    def _machine_keys(self) -> tuple[str, ...]:
+        return (*MACHINE_KEYS, "num_epochs") if self.replans() else MACHINE_KEYS
+
     def to_yaml(self, header: str, **values: Any) -> str:
         """config.yaml of the run, with the reason of each value that was decided; `values` replace settings that belong
         to one start only."""
-        reasons, machine_keys = {}, self.machine_keys()
-        for name, (value, _, reason) in self.items():
-            here = f"here {value_text(to_plain(value))}" if name in machine_keys else "decided"
-            is_decided = self[name].is_decided and name != "init_from"  # whose reason is what was loaded
-            reasons[name] = f"{here}: {reason}" if is_decided else reason
+        reasons, machine_keys = {}, self._machine_keys()
+        for name, setting in self.items():
+            here = f"here {value_text(to_plain(setting.value))}" if name in machine_keys else "decided"
+            is_decided = setting.is_decided and name != "init_from"  # whose reason is what was loaded
+            reasons[name] = f"{here}: {setting.reason}" if is_decided else setting.reason
         return to_yaml(dataclasses.replace(self.repeatable(), **values), header, reasons)
-
-    def sources_and_reasons(self) -> dict[str, list[str]]:
-        return {name: [source, reason] for name, (_, source, reason) in self.items()}
 
     def explained(self) -> dict[str, dict[str, Any]]:
         """Value, source and reason of every setting, as plain values."""
         return {name: {**setting._asdict(), "value": to_plain(setting.value)} for name, setting in self.items()}
+
+    def sources_and_reasons(self) -> dict[str, list[str]]:
+        return {name: [source, reason] for name, (_, source, reason) in self.items()}
 
     def describe(self) -> list[tuple[str, str, str]]:
         """Key, value and reason of each decided setting that does something and is not printed elsewhere."""

@@ -43,9 +43,9 @@ def parse_yaml(text: str) -> Any:
         return value
     except yaml.YAMLError as error:
         raise YamlError(_explain(error)) from None
-    except YamlError:
-        raise
-    except (ValueError, OverflowError):  # PyYAML does not check "\UFFFFFFFF" and %YAML 999...
+    except (ValueError, OverflowError) as error:  # PyYAML does not check "\UFFFFFFFF" and %YAML 999...
+        if isinstance(error, YamlError):
+            raise
         raise YamlError("not valid YAML: a number in an escape or a directive is out of range") from None
 
 

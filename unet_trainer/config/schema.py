@@ -83,8 +83,8 @@ OneClass = Annotated[MaskClass, BeforeValidator(p.mask_class), Field(
 # fmt: on
 
 THEMES = {
-    "data_dir": "Data", "architecture": "Model", "loss": "Loss", "batch_size": "Training", "device": "Speed and precision",
-    "seed": "Run", "tensorboard": "Trackers",
+    "data_dir": "Data", "architecture": "Model", "loss": "Loss", "batch_size": "Training", "seed": "Run",
+    "device": "Speed and precision", "tensorboard": "Trackers",
 }  # fmt: skip
 SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "16": "float16"}
 REMOVED_VALUES = {
@@ -107,35 +107,32 @@ class Config:
     data_dir: Text = key(DEMO_DIR, "folder with images/ and masks/, or train/ and val/ that hold them; or folder or "
         "URL (s3://, gs://, https://) of shards; data/demo is made when missing", "data/mine")
     image_dir: Text | None = key(None, "folder of the images, in data_dir or absolute; null: by its name", "images")
-    mask_dir: Text | None = key(None, "folder of the masks, or folder or file of annotations, inside data_dir or an "
-        "absolute path; null: found by its name (masks, labels, gt, trainannot, ...)", "masks")
-    mask_suffix: Suffix = key("", "what a mask's name has after the image's name, if it is not found by itself: _mask "
-        "pairs a.jpg with a_mask.png; or the masks' extension: .png", "_mask")
+    mask_dir: Text | None = key(None, "folder of the masks, or folder or file of annotations; null: by name", "masks")
+    mask_suffix: Suffix = key("", "what a mask's name has after the image's, if it is not found by itself: _mask pairs "
+        "a.jpg with a_mask.png; or the masks' extension: .png", "_mask")
     unpaired: Literal["error", "skip"] = key("error", "images without a mask and the reverse: error; skip: not used")
     num_classes: Annotated[int, whole(1, 254), WHOLE] | Auto = key("auto", "1: foreground against background; K: class "
         "ids 0 to K-1, background included; auto: 1 for masks of two values, else as many as there are ids", "1")
-    class_names: Names | None = key(None, "names for the per-class table, one for each class; null: from a class file "
-        "beside the masks, if there is one", "[background, road]")
+    class_names: Names | None = key(None, "a name for each class; null: from a class file beside the masks, if any",
+        "[background, road]")
     mask_values: Values = key("auto", "auto: decided from all masks, and reported; the value or [red, green, blue] of "
         "each class, in class order, or a list of several that are one class: [0, [1, 2]]; nonzero; or above N",
         "[0, 255] or [[0, 0, 0], [255, 0, 0]]")
-    ignore_value: OneClass | None = key(None, "mask value of pixels that are ignored in loss and scores; or a colour, "
-        "or a list of several: [10, 11]", "255")
-    unknown_values: Literal["error", "ignore"] = key("error", "mask values that belong to no class: error stops, "
-        "ignore leaves such pixels out of loss and scores")
-    mask_tolerance: Annotated[int, whole(0, 127), WHOLE] | Auto = key("auto", "a pixel this close to a value or colour "
-        "of mask_values (in each channel) is of its class, others are ignored; auto: 0, or for JPEG more", "0")
+    ignore_value: OneClass | None = key(None, "mask value (or colour, or several) left out of loss and scores", "255")
+    unknown_values: Literal["error", "ignore"] = key("error", "mask values of no class: error; ignore: as ignore_value")
+    mask_tolerance: Annotated[int, whole(0, 127), WHOLE] | Auto = key("auto", "pixels this close to a value or colour "
+        "of mask_values are of its class, others are ignored; auto: 0, or for JPEG more", "0")
     val_fraction: InsideShare = key(0.2, "share of the pairs held out for validation when there is no val/ folder")
-    split: Literal["random", "blocks"] = key("random", "random: by seed, with the classes in proportion; blocks: for "
-        "videos and slices, runs of neighbours in the order of names; one image alone is always split into blocks")
+    split: Literal["random", "blocks"] = key("random", "random: by seed, with the classes in proportion; blocks: runs "
+        "of neighbours by name, for videos and slices; one image alone is always split into blocks")
     split_file: Text | None = key(None, "CSV with the columns image, mask and, optionally, split (train, val, test), "
         "group and box; paths as seen from data_dir", "split.csv")
     group_pattern: Pattern | None = key(None, "regular expression on an image's path: what its first bracket matches "
         "(a patient, a video) stays on one side of the split", "'(patient\\d+)_'")
     num_folds: Annotated[int, whole(2, 1000), WHOLE] | None = key(None, "number of folds, instead of val_fraction", "5")
     fold: AtLeastZero = key(0, "the fold that validates, counted from 0")
-    image_size: Side | TwoSides | Auto = key("auto", "what the model sees: one side, or [height, width]; auto: from "
-        "the sizes of images and structures; scores are at the images' own size", "512 or [512, 768]")
+    image_size: Side | TwoSides | Auto = key("auto", "what the model sees: one side, or [height, width]; auto: by the "
+        "sizes of images and structures; scores are at the images' own size", "512 or [512, 768]")
     fit: Literal["resize", "crop"] | Auto = key("auto", "auto: by the size of structures; resize: each image to "
         "image_size; crop: random crops of it in training, tiles in validation")
     crops_per_image: Annotated[int, whole(1, 10_000), WHOLE] | Auto = key("auto", "fit: crop takes this many crops of "
@@ -148,29 +145,26 @@ class Config:
     image_mean: Numbers | Auto = key("auto", "subtracted from each channel, in the files' own units; auto: ImageNet's "
         "for 8-bit RGB, else that of the training images", "[123.7, 116.3, 103.5]")
     image_std: Positives | Auto = key("auto", "each channel is divided by this; auto: likewise", "[58.4, 57.1, 57.4]")
-    normalize: Literal["dataset", "image"] | Auto = key("auto", "image: each image or crop that the model sees is then "
-        "brought to mean 0 and standard deviation 1, all channels as one; dataset: it is not; auto: image, where a "
-        "third of the variance of pixels lies between images")
-    nodata: Literal["fill", "ignore", "keep"] | Number = key("fill", "values without data (NaN, GDAL's tag) are left "
-        "out of the statistics and get the mean: fill; ignore: such pixels are left out of loss and scores; keep: only "
-        "NaN and the tags of float images; a number, such as -9999: fill, and this value has no data either", "-9999")
+    normalize: Literal["dataset", "image"] | Auto = key("auto", "image: each image or crop is then brought to mean 0 "
+        "and standard deviation 1; auto: image, where a third of the variance of pixels lies between images")
+    nodata: Literal["fill", "ignore", "keep"] | Number = key("fill", "values without data (NaN, GDAL's tag): fill with "
+        "the mean; ignore in loss and scores; keep; or a number, such as -9999, that has no data either: fill", "-9999")
     augmentation: Literal["none", "default", "strong"] | Transforms | Auto = key("auto", "auto: by the symmetry of the "
         "data; none, default, strong, or a list of albumentations transforms")
-    cutmix: Share | Auto = key("auto", "share of the training images that get a rectangle of another image of the "
-        "batch; auto: 0.5 where augmentation is auto and images come often; 0: none", "0.5")
-    num_workers: Annotated[int, whole(0, 512), WHOLE] | Auto = key("auto", "processes that read and augment, of a "
-        "machine: those of torchrun divide them; auto: by the number of cores; 0: none beside the main process", "4")
-    cache: Literal["none", "ram", "disk"] | Auto = key("auto", "decoded pairs: auto: ram if they fit into a quarter of "
-        "the free memory, else disk if an image gives several crops; ram keeps them in memory, one copy for all "
-        "workers; disk in a file that is deleted at the end of the run")
+    cutmix: Share | Auto = key("auto", "share of the training images that get a rectangle of another image; auto: 0.5 "
+        "where augmentation is auto and images come often; 0: none", "0.5")
+    num_workers: Annotated[int, whole(0, 512), WHOLE] | Auto = key("auto", "processes of a machine that read and "
+        "augment; auto: by the number of cores; 0: none beside the main process", "4")
+    cache: Literal["none", "ram", "disk"] | Auto = key("auto", "decoded pairs, in memory or in a file that is deleted "
+        "at the end; auto: ram if a quarter of the free memory holds them, else disk if an image gives several crops")
     cache_gb: Gigabytes = key(20.0, "gigabytes of remote shards kept in checkpoint_dir; 0: none. Local files need none")
 
     architecture: Architecture = key("unet", "one of unet, unetplusplus, manet, linknet, fpn, pspnet, deeplabv3, "
         "deeplabv3plus, pan, upernet, segformer, dpt; own: the network that train(model=...) was given")
     encoder: Encoder = key("auto", "any encoder of segmentation-models-pytorch; tu-NAME takes one from timm; auto: "
         "resnet34, or on a CPU the largest of four that sees 12,000 images in an hour, or in time_budget", "resnet34")
-    encoder_weights: Text | None = key("auto", "auto: imagenet if they are on this machine or can be fetched within a "
-        "minute, else random; null: random; imagenet; or the encoder of a .pt, .pth or .safetensors file", "imagenet")
+    encoder_weights: Text | None = key("auto", "auto: imagenet if here or fetched within a minute, else random; "
+        " null: random; imagenet; or the encoder of a .pt, .pth or .safetensors file", "imagenet")
     init_from: Text | None = key(None, "a model that a new run begins with: a run, a .pt, .pth or .safetensors file, "
         "or an export for segmentation-models-pytorch; what does not fit is initialised", "checkpoints/demo")
     decoder_channels: FiveChannels | None = key(None, "width of the five decoder stages of unet, unetplusplus, manet; "
@@ -181,14 +175,14 @@ class Config:
     loss: Losses | Auto = key("auto", "a weighted sum of dice, iou, cross_entropy, bce, focal, tversky, lovasz; "
         "cross_entropy with one class is bce; auto: dice + cross_entropy", "{dice: 1, bce: 1}")
     class_weights: Positives | Auto | None = key("auto", "weight of each class in the loss (with one class, of "
-        "foreground); auto: null, or where a class is very rare, more for rare ones; null: all alike", "[0.5, 2.0]")
+        "foreground); auto: more for very rare ones; null: all alike", "[0.5, 2.0]")
 
-    batch_size: UpTo65536 | Auto = key("auto", "images in one forward pass, of each process under torchrun; auto: 16 "
-        "on a GPU, 8 on a CPU, fewer where a trial of the step shows that memory is short", "8")
+    batch_size: UpTo65536 | Auto = key("auto", "images in one forward pass of each process; auto: 16 on a GPU, 8 on a "
+        "CPU, fewer where a trial of the step shows that memory is short", "8")
     num_epochs: Annotated[int, whole(1, 1_000_000), WHOLE] | Auto = key("auto", "passes over the training images "
         "(times repeats); auto: enough steps for the data, within time_budget", "50")
-    time_budget: Duration | None = key(None, "time that the run may take, from the command to the report, e.g. 10m, "
-        "when num_epochs is auto: steps and encoder are chosen to fit, the schedule ends on time", "10m, 2h or 1h30m")
+    time_budget: Duration | None = key(None, "time from the command to the report, e.g. 10m, when num_epochs is auto: "
+        "steps and encoder are chosen to fit, the schedule ends on time", "10m, 2h or 1h30m")
     accumulation_steps: UpTo65536 = key(1, "batches a step: effective batch = batch_size × this × processes", "4")
     optimizer: Literal["adamw", "adam", "sgd"] = key("adamw", "adamw, adam or sgd (Nesterov momentum 0.9)")
     learning_rate: Positive | Auto = key("auto", "peak learning rate; auto: by optimizer and effective batch; runs of "
@@ -204,11 +198,10 @@ class Config:
     grad_clip: Positive | None = key(None, "largest norm of the gradients; null: no limit", "1.0")
     ema_decay: InsideShare | Auto | None = key("auto", "average the weights over steps and evaluate the average; auto: "
         "over about a tenth of the run; null: off", "0.999")
-    monitor: Literal["val_iou", "val_dice", "val_loss"] = key("val_iou", "decides best.pt, early stopping and "
-        "plateau: val_iou, val_dice or val_loss (always val_loss where no validation mask has a class to score)")
+    monitor: Literal["val_iou", "val_dice", "val_loss"] = key("val_iou", "decides best.pt, early stopping and plateau; "
+        "always val_loss where no validation mask has a class to score")
     early_stopping_patience: AtLeastOne | Auto | None = key("auto", "stop after this many epochs without improvement, "
-        "not counting those in which the learning rate warms up, or is high and the training loss still falls; auto: "
-        "30 % of the epochs; null: never", "20")
+        "once the learning rate is low or the training loss no longer falls; auto: 30 % of them; null: never", "20")
     early_stopping_min_delta: NotNegative = key(0.0, "an improvement smaller than this does not count as one", "0.001")
 
     device: Device = key("auto", "auto, cpu, cuda, cuda:1 or mps")
@@ -218,10 +211,8 @@ class Config:
     allow_tf32: Flag = key(True, "let float32 matrix products use TF32 on NVIDIA GPUs from Ampere on")
     compile_model: Flag | Auto = key("auto", "compile the step: a minute, then faster; auto: where that saves time")
     channels_last: Flag = key(True, "NHWC in memory, which suits tensor cores")
-    gradient_compression: Literal["none", "bf16"] = key("none", "under torchrun: bf16 sends gradients in bfloat16, "
-        "half the bytes for slow links between GPUs, and rounds them")
-    sync_batchnorm: Flag = key(False, "under torchrun on GPUs: batch norm statistics over the batches of all "
-        "processes; for very small batches; slower, and not compiled")
+    gradient_compression: Literal["none", "bf16"] = key("none", "under torchrun: bf16 halves what slow links send")
+    sync_batchnorm: Flag = key(False, "under torchrun: batch norm over the batches of all processes; not compiled")
     deterministic: Flag = key(False, "the same bits on every run of one machine, at some cost in speed")
 
     seed: Annotated[int, whole(0, 2**31), WHOLE] = key(42, "split, weights, order, augmentation follow from it")
@@ -237,7 +228,6 @@ class Config:
     wandb: Flag = key(False, "log to Weights & Biases (pip install wandb); without a key into the run's folder")
     trackio: Flag = key(False, "log to Trackio (pip install trackio)")
     mlflow: Flag = key(False, "log to MLflow (pip install mlflow): MLFLOW_TRACKING_URI, or checkpoint_dir/mlruns")
-
 
     # fmt: on
     # Where each value came from ("file", "command line", ...); a key that is missing here has its default.

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from unet_trainer import __version__
-from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import CheckpointError, UserError
+from unet_trainer.config.facts import NumberFormat
 from unet_trainer.config.load import missing_onnx
 from unet_trainer.config.schema import OWN
 from unet_trainer.images.image_decoding import Pixels

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 import cv2
 import numpy as np
 
-from unet_trainer.config.choices import named_augmentation
+from unet_trainer.config.auto_images import named_augmentation
 from unet_trainer.config.errors import ConfigError
-from unet_trainer.config.parsers import JITTER_NAME, refuse_transforms, unknown_transform
+from unet_trainer.config.parsers import JITTER_NAME, unknown_transform
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageSpec
 
@@ -81,7 +81,7 @@ def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_s
     if spec == "none" or len(spec) == 0:
         return None
     if isinstance(spec, str):
-        named = named_augmentation(spec, image_spec.channels, image_spec.is_8bit, is_upright=False)
+        named = named_augmentation(spec, image_spec.channels, image_spec.is_8bit)
         return Augmentation(*_build_all(named, image_spec))
     unit_range = None if image_spec.is_8bit else (image_spec.low, image_spec.high)
     augmentation = Augmentation(*_build_all(spec, image_spec), unit_range)
@@ -104,7 +104,8 @@ def _build_all(entries: Sequence[Any], image_spec: ImageSpec | None) -> tuple[li
             transforms += [] if transform is None else [transform]
         elif image_spec is not None:
             jitter = _build_jitter(entry[JITTER_NAME], image_spec, problems)
-    refuse_transforms(problems)
+    if problems:
+        raise ConfigError("\n  ".join(f"augmentation: {problem}" for problem in problems))
     return transforms, jitter
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
-from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.facts import HardwareFacts
+from unet_trainer.config.facts import HardwareFacts, NumberFormat
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.system.input_files import read_text
 from unet_trainer.system.launch import Launch

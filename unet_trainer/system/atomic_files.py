@@ -46,10 +46,14 @@ def atomic_open(
             if previous is not None and path.exists():
                 path.replace(previous)
             draft.keep()
-            _sync_folder(path.parent)
-    except BaseException:
+            if os.name != "nt":  # folders cannot be opened there
+                folder = os.open(path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+    finally:
         draft.discard()
-        raise
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
@@ -98,15 +102,6 @@ def _naming(path: Path) -> Iterator[None]:
         if error.strerror is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "nt":  # folders cannot be opened there
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def delete_drafts(folder: Path, names: Iterable[str], min_age: float = -math.inf) -> None:

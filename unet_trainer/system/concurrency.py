@@ -25,6 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from queue import Empty, SimpleQueue
 from typing import IO, Any, TypeVar
 
 Item = TypeVar("Item")
@@ -328,91 +329,74 @@ def call_with_timeout(function: Callable[[], Outcome], timeout: float | None) ->
     return future.result()
 
 
+Task = tuple[Sequence[Item], Future[list[tuple[Any, BaseException | None]]]]  # a group; its outcomes or errors
+
+
 def read_ahead(
     function: Callable[[Item], Outcome],
     items: Sequence[Item],
     num_threads: int,
-    num_bytes: Callable[[Outcome], int] = lambda outcome: 0,
+    num_bytes: Callable[[Outcome], int] | None = None,
     max_bytes: int = 1,
     max_items: int = 64,
     timeout: float | None = None,
 ) -> Generator[tuple[Item, Outcome], None, None]:
     """Calls a function on items in threads; items and outcomes in order. To be closed if it is left early. An exception
-    is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds. No call begins while results
-    of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become more.
+    is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds. At most `max_items` are begun
+    and not yet taken, and no more than fit into `max_bytes`, by the largest outcome so far.
 
     A GPU takes thousands of small images a second, and each time that a thread takes a lock another may get the GIL: so
-    small items are begun and handed over several at a time."""
-    lock = threading.Lock()
-    room, arrived = threading.Condition(lock), threading.Condition(lock)
-    outcomes: dict[int, tuple[Future[Outcome], int]] = {}  # with its bytes
-    next_index = num_begun = num_done = num_waiting_bytes = largest = 0
-    is_over = False
-
-    def may_begin() -> bool:
-        has_room = num_begun - num_done < max_items and num_waiting_bytes < max_bytes
-        # The next that is to be taken must not wait for others behind it to be taken.
-        return has_room or num_begun == num_done or num_begun == len(items) or is_over
-
-    def has_next() -> bool:
-        return next_index in outcomes
-
-    def call(item: Item) -> tuple[Future[Outcome], int]:
-        future: Future[Outcome] = Future()
-        try:
-            future.set_result(function(item))
-            return future, num_bytes(future.result())
-        except BaseException as error:  # raised where the outcome is taken
-            future.set_exception(error)
-            return future, 0
+    small items are begun several at a time."""
+    tasks: SimpleQueue[Task[Item] | None] = SimpleQueue()
+    pending: deque[Task[Item]] = deque()
+    num_begun = num_taken = largest = 0
 
     def work() -> None:
-        nonlocal num_begun, num_waiting_bytes, largest
-        done: dict[int, tuple[Future[Outcome], int]] = {}
-        while True:
-            with lock:
-                outcomes.update(done)
-                num_waiting_bytes += sum(size for _, size in done.values())
-                largest = max([largest, *(size for _, size in done.values())])
-                if next_index in done:
-                    arrived.notify()
-                done.clear()
-                room.wait_for(may_begin)
-                # One thread is woken at a time, and wakes the next: waking all for each item costs more than the items.
-                room.notify()
-                if is_over or num_begun == len(items):
-                    return
-                first, at_once = num_begun, 2 * GROUP * num_threads
-                is_group = at_once <= min(max_items, len(items) - first) and at_once * largest <= max_bytes
-                # Their size is known once one has arrived; a time limit is for each item.
-                num_begun += GROUP if is_group and next_index and timeout is None else 1
-                indices = range(first, num_begun)
-            done.update((index, call(items[index])) for index in indices)
+        while (task := tasks.get()) is not None:
+            group, future = task
+            future.set_result([_attempt(function, item) for item in group])
 
-    threads = [start_thread(work, "read ahead") for _ in range(min(num_threads, len(items)))]
-    ready: list[tuple[Future[Outcome], int]] = []
+    threads: list[Future[None]] = []
     try:
-        while next_index < len(items):
-            with lock:
-                num_done, num_waiting_bytes = next_index, num_waiting_bytes - sum(size for _, size in ready)
-                room.notify()
-                if not arrived.wait_for(has_next, timeout):
-                    threads.clear()  # they hang, and are left behind
-                    raise ReadTimeout
-                ready.clear()
-                while next_index in outcomes and len(ready) < max(1, max_items // 4):
-                    ready.append(outcomes.pop(next_index))
-                    next_index += 1
-            for place, (future, _) in enumerate(ready):
-                yield items[num_done + place], future.result()
+        for _ in range(min(num_threads, len(items))):
+            threads.append(start_thread(work, "read ahead"))
+        while num_taken < len(items):
+            room = max_items
+            if num_bytes is not None:  # at first the size of an outcome is not known
+                room = min(room, max(2, max_bytes // max(1, largest)) if num_taken else num_threads)
+            has_many = num_taken and min(room, len(items) - num_begun) >= 2 * GROUP * num_threads
+            while num_begun < len(items) and (num_begun - num_taken < room or not pending):
+                group = items[num_begun : num_begun + (GROUP if has_many and timeout is None else 1)]
+                num_begun += len(group)
+                pending.append((group, Future()))
+                tasks.put(pending[-1])
+            group, future = pending.popleft()
+            if not wait([future], timeout).done:
+                threads.clear()  # they hang, and are left behind
+                raise ReadTimeout
+            for item, (outcome, error) in zip(group, future.result(), strict=True):
+                if error is not None:
+                    raise error
+                largest = max(largest, 0 if num_bytes is None else num_bytes(outcome))
+                yield item, outcome
+                num_taken += 1
     finally:
-        with lock:
-            is_over = True
-            room.notify_all()
+        with contextlib.suppress(Empty):
+            while True:
+                tasks.get_nowait()
+        for _ in range(num_threads):
+            tasks.put(None)
         wait(threads, JOIN_SECONDS)
 
 
-class WriteBehind:
+def _attempt(function: Callable[[Item], Outcome], item: Item) -> tuple[Outcome | None, BaseException | None]:
+    try:
+        return function(item), None
+    except BaseException as error:  # raised where the outcome is taken
+        return None, error
+
+
+class WriteBehind(contextlib.AbstractContextManager["WriteBehind"]):
     """Runs tasks such as writing files in threads while the caller goes on; with one thread, in their order. The caller
     waits while tasks that hold `max_bytes` are unfinished, and gets the exception of a task from a later call. Left by
     an exception, tasks that have not begun are dropped and those under way are waited for."""
@@ -422,9 +406,6 @@ class WriteBehind:
         self.pending: deque[tuple[Future[object], int]] = deque()  # with their bytes
         self.threads = ThreadPoolExecutor(num_threads)
 
-    def __enter__(self) -> WriteBehind:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
@@ -433,11 +414,12 @@ class WriteBehind:
             self.threads.shutdown(cancel_futures=True)
 
     def submit(self, task: Callable[[], object], num_bytes: int) -> None:
-        while self.pending and (
-            self.pending[0][0].done() or sum(held for _, held in self.pending) + num_bytes > self.max_bytes
-        ):
+        while self.pending and (self.pending[0][0].done() or self._held() + num_bytes > self.max_bytes):
             self.pending.popleft()[0].result()
         self.pending.append((self.threads.submit(task), num_bytes))
+
+    def _held(self) -> int:
+        return sum(num_bytes for _, num_bytes in self.pending)
 
     def finish(self) -> None:
         """Waits until all tasks are done."""

@@ -14,13 +14,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from tqdm import tqdm
 
-from unet_trainer.config.choices import describe_seconds
+from unet_trainer.config.parsers import describe_seconds
 from unet_trainer.system.atomic_files import open_to_append
 
 EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM
@@ -69,7 +69,7 @@ def csv_line(cells: Iterable[object]) -> str:
 
 def painted(text: str, colour: Colour, stream: Any) -> str:
     """In a colour, where the stream is a terminal that has them and NO_COLOR (no-color.org) is not set."""
-    kind = os.environ.get("TERM") or os.environ.get("WT_SESSION") or "dumb"
+    kind = os.environ.get("TERM") or os.environ.get("WT_SESSION", "dumb")
     has_colours = stream.isatty() and kind != "dumb" and not os.environ.get("NO_COLOR")
     return f"\033[{CODES[colour]}m{text}\033[0m" if has_colours else text
 
@@ -151,18 +151,15 @@ class FaultTolerantStream:
 
     def write(self, text: str) -> int:
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
-        with self._reporting():
-            self.stream.write(text.encode(encoding, "replace").decode(encoding))
+        self._try(self.stream.write, text.encode(encoding, "replace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:
-        with self._reporting():
-            self.stream.flush()
+        self._try(self.stream.flush)
 
-    @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
+    def _try(self, call: Callable[..., object], *arguments: str) -> None:
         try:
-            yield
+            call(*arguments)
         except (OSError, ValueError) as error:
             # Text that stays in the stream would fail whenever others flush it, as multiprocessing does.
             with contextlib.suppress(OSError, ValueError):
@@ -198,7 +195,6 @@ class Console:
         self.unlogged = []
 
     def close_log(self) -> None:
-        """Nothing more goes into it."""
         self.is_log_closed = True
 
     def say(self, text: str = "", colour: Colour | None = None) -> None:
@@ -240,25 +236,24 @@ class Console:
         best = " (best)" if improved else ""
         train_loss, val_loss = f"{row['train_loss']:.4f}", f"{row['val_loss']:.4f}"
         train_iou, val_iou = score_text(row["train_iou"]), score_text(row["val_iou"])
-        learning_rate, rate = f"{row['learning_rate']:.2e}", f"{row['images_per_second']:.0f} images/s"
+        rate, images = f"{row['learning_rate']:.2e}", f"{row['images_per_second']:.0f} images/s"
         wait = f"{row['data_wait']:.0%}"
         memory = [f"GPU memory: {row['peak_memory_gib']:.1f} GiB"] if on_gpu else []
         not_finite = f" ({row['nan_steps']} not finite)" if row["nan_steps"] else ""
         skipped = [f"skipped steps: {row['skipped_steps']}{not_finite}"] if row["skipped_steps"] else []
         scores = f"train loss {train_loss}  val loss {val_loss}  train IoU {train_iou}  val IoU {val_iou}{best}"
-        speed = f"lr {learning_rate}  {row['seconds']:.1f} s  {rate}  data wait {wait}"
+        speed = f"lr {rate}  {row['seconds']:.1f} s  {images}  data wait {wait}"
         line = "  ".join([f"Epoch {row['epoch']}/{num_epochs}", scores, speed, *memory, *skipped])
         self._record(line)
-        if not self.interactive:
-            self._print(line)
-            return
-        details = [f"LR: {learning_rate}", f"Time: {row['seconds']:.1f}s", rate, *memory, f"data wait: {wait}"]
-        self._print(
-            f"\nEpoch {row['epoch']} Summary:\n"
-            f"  Train Loss: {train_loss} | Val Loss: {val_loss}\n"
-            f"  Train IoU:  {train_iou} | Val IoU:  {val_iou}{best and painted(best, 'green', self.stream)}\n"
-            f"  {' | '.join([*details, *skipped])}"
-        )
+        if self.interactive:
+            details = [f"LR: {rate}", f"Time: {row['seconds']:.1f}s", images, *memory, f"data wait: {wait}", *skipped]
+            line = (
+                f"\nEpoch {row['epoch']} Summary:\n"
+                f"  Train Loss: {train_loss} | Val Loss: {val_loss}\n"
+                f"  Train IoU:  {train_iou} | Val IoU:  {val_iou}{best and painted(best, 'green', self.stream)}\n"
+                f"  {' | '.join(details)}"
+            )
+        self._print(line)
 
     def class_table(self, scores: Mapping[str, float | None]) -> None:
         """A class that does not occur shows as –. Of many classes the worst."""

@@ -59,8 +59,7 @@ def cannot(where: str, what: str, error: OSError, path: Path | None = None) -> U
 
 def _lacks_inodes(path: Path) -> bool:
     """Whether a disk that takes no more files still has room: deleting large files would not help."""
-    for place in (path, *path.parents) if hasattr(os, "statvfs") else ():
-        with contextlib.suppress(OSError, ValueError):
-            disk = os.statvfs(place)
-            return disk.f_files > 0 and disk.f_favail == 0 and disk.f_bavail > 0
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # Windows has no statvfs
+        disk = os.statvfs(next(place for place in (path, *path.parents) if place.exists()))
+        return disk.f_files > 0 and disk.f_favail == 0 and disk.f_bavail > 0
     return False

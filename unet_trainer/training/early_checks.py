@@ -1,4 +1,4 @@
-"""What can be wrong with a run and be seen before torch is imported: packages, names of transforms, folders."""
+"""What can be wrong with a run and be seen before torch is imported: packages, folders."""
 
 import os
 import tempfile
@@ -6,7 +6,6 @@ from pathlib import Path
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import check_trackers, missing_data_dir
-from unet_trainer.config.parsers import check_transforms
 from unet_trainer.config.schema import Config
 from unet_trainer.system.os_errors import NO_ROOM, cannot
 
@@ -14,7 +13,6 @@ from unet_trainer.system.os_errors import NO_ROOM, cannot
 def check_before_imports(config: Config) -> None:
     """Raises UserError. The same is found later too, with all the rest, where this cannot tell."""
     check_trackers(config)
-    check_transforms(config.augmentation)
     if problem := missing_data_dir(config.data_dir):
         raise UserError(f"data_dir: {problem}")
     check_checkpoint_dir(config)

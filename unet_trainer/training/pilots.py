@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Generator
 
-from unet_trainer.config.choices import MAX_PILOTS, num_pilot_steps
+from unet_trainer.config.auto_training import MAX_PILOTS, num_pilot_steps
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.schema import id_names
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch

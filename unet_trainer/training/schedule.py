@@ -8,8 +8,9 @@ from functools import partial
 from statistics import mean
 from typing import Any
 
-from unet_trainer.config.choices import choose_ema_decay, choose_patience, choose_warmup, describe_seconds
+from unet_trainer.config.auto_training import choose_ema_decay, choose_patience, choose_warmup
 from unet_trainer.config.facts import StepCost
+from unet_trainer.config.parsers import describe_seconds
 from unet_trainer.runs.tables import Row, column
 from unet_trainer.system.concurrency import call_with_timeout
 from unet_trainer.system.console import counted

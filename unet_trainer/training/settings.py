@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unet_trainer.config.choices import choose_number_format, resolve
+from unet_trainer.config.auto import resolve
+from unet_trainer.config.auto_training import choose_number_format
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import Config, id_names
@@ -18,7 +19,7 @@ from unet_trainer.data.scan import IMAGENET_REASON, brightness_share
 from unet_trainer.data.splits import describe_split
 from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware, local_device
 from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is_here, why_offline
-from unet_trainer.system.console import Console, counted
+from unet_trainer.system.console import Console, counted, cut
 from unet_trainer.system.launch import ALONE, Launch
 from unet_trainer.system.resources import free_disk, free_host_memory
 from unet_trainer.training.extension import NO_PARTS, CustomParts
@@ -27,7 +28,7 @@ from unet_trainer.training.time_budget import TimeBudget
 from unet_trainer.training.trials import StepProbe
 
 FETCH_SHARE, TRIAL_SHARE = 0.1, 0.15  # of a time budget, that encoder weights, and trials of the step, may take
-MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it
+MAX_SHOWN = 61  # characters of a value in the list of decisions; config.yaml has all of it
 # With a time budget they are not printed: the epochs are planned anew, from the time of the step as it is trained.
 FOLLOW_THE_TIME = ("num_epochs", "warmup_epochs", "ema_decay", "early_stopping_patience")
 
@@ -53,15 +54,17 @@ def build_hardware(config: Config, console: Console, launch: Launch = ALONE) -> 
 
 
 def say_precision(settings: Settings, hardware: HardwareFacts, console: Console) -> None:
-    config, number_format, requested = settings.taken, settings.taken.number_format, settings.requested
+    config, requested = settings.taken, settings.requested
     reason = settings["amp_dtype" if config.use_amp else "use_amp"].reason
     if not reason:
         reason = choose_number_format(config.amp_dtype, hardware)[1] if config.use_amp else "use_amp is false"
-    if number_format != (requested.amp_dtype if requested.use_amp is True or config.use_amp else "float32"):
+    if (requested.use_amp is True and not config.use_amp) or (
+        config.use_amp and config.amp_dtype != requested.amp_dtype
+    ):
         console.warn(reason)
-    if number_format != "float32":
-        console.say(f"Mixed Precision Training: {number_format}")
-        console.say(f"✓ AMP enabled with {number_format}: {reason}")
+    if config.use_amp:
+        console.say(f"Mixed Precision Training: {config.amp_dtype}")
+        console.say(f"✓ AMP enabled with {config.amp_dtype}: {reason}")
         if hardware.has_slow_bfloat16:
             console.warn("this CPU has no bfloat16 instructions: it works, several times slower than use_amp=false")
         return
@@ -84,12 +87,10 @@ def build_settings(
     A preview fetches no weights. `initial`: the model that init_from names."""
     from_model = {} if initial is None else initial.settings(config) | initial.normalisation(config, dataset.image_spec)
     budget, measured = budget or TimeBudget(config.time_budget), None
-    probe = StepProbe(dataset.image_spec, console, TRIAL_SHARE * budget.seconds, custom)
-    depends = "auto" in (config.fit, config.image_size) or config.augmentation in ("auto", "default", "strong")
-    if depends and not resumes:
-        train = dataset.split.train
-        shares = class_shares(dataset.facts_of(train)[1], dataset.coding, dataset.coding.num_ids)
-        measured = measure_dataset(train, dataset.coding, dataset.coding.num_ids, int(np.argmax(shares)), console)
+    if "auto" in (config.fit, config.image_size, config.augmentation) and not resumes:
+        train, coding, num_ids = dataset.split.train, dataset.coding, dataset.coding.num_ids
+        background = int(np.argmax(class_shares(dataset.facts_of(train)[1], coding, num_ids)))
+        measured = measure_dataset(train, coding, num_ids, background, console)
 
     def find_weights(encoder: str) -> tuple[str | None, str]:
         if not is_preview:
@@ -97,20 +98,19 @@ def build_settings(
         failure = None if is_here(encoder, "imagenet") else why_offline()
         return ("imagenet", "from this machine, or fetched") if failure is None else (None, f"{failure}: random ones")
 
-    settings = resolve(
-        config, hardware, dataset_facts(dataset, measured), probe, find_weights, budget.lost_to_training, from_model
-    )
-    taken = settings.taken
+    probe = StepProbe(dataset.image_spec, console, TRIAL_SHARE * budget.seconds, custom)
+    facts = dataset_facts(dataset, measured)
+    settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training, from_model)
     say_precision(settings, hardware, console)
     statistics_reason = from_model["image_mean"][1] if "image_mean" in from_model else dataset.statistics_reason
-    _say_dataset(taken, dataset, "as the run began" if resumes else statistics_reason, console)
+    _say_dataset(settings.taken, dataset, "as the run began" if resumes else statistics_reason, console)
     planned = FOLLOW_THE_TIME if settings.replans() else ()
     if lines := [line for line in settings.describe() if line[0] not in planned]:
         console.say("Decided from the data and this machine (a value in the config is always kept):")
     for name, value, reason in lines:
-        console.say(f"  {name}: {value if len(value) <= MAX_SHOWN else f'{value[:MAX_SHOWN]}…'}  ({reason})")
-    if taken.monitor != config.monitor:
-        console.note(f"monitor: {taken.monitor}: {settings['monitor'].reason}")
+        console.say(f"  {name}: {cut(value, MAX_SHOWN)}  ({reason})")
+    if settings["monitor"].is_decided:
+        console.note(f"monitor: {settings['monitor'].value}: {settings['monitor'].reason}")
     return settings
 
 
@@ -135,7 +135,6 @@ def dataset_facts(dataset: CheckedDataset, measurements: Measurements | None = N
         num_classes=classes.num_classes,
         num_classes_reason=classes.num_classes_reason,
         class_names=classes.class_names,
-        class_names_reason=coding.reason,
         mask_tolerance=coding.tolerance,
         are_blocks=are_blocks,
         has_val_classes=bool(dataset.ids_in(split.val) - ({0} if classes.num_classes == 1 else set())),
@@ -145,8 +144,7 @@ def dataset_facts(dataset: CheckedDataset, measurements: Measurements | None = N
 
 
 def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_reason: str, console: Console) -> None:
-    split, (height, width) = dataset.split, config.shape
-    console.fact("Data", f"{config.data_dir}: {describe_split(split)} ({split.rule})")
+    (height, width), names = config.shape, id_names(config)
     how = f"→ {width}×{height}"
     if config.fit == "crop":
         crops = f"{config.crops_per_image} crops of {width}×{height} each in training"
@@ -155,10 +153,10 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_rea
     if statistics_reason != IMAGENET_REASON:
         mean, std = (", ".join(f"{one:g}" for one in values) for values in (config.image_mean, config.image_std))
         statistics = f"normalised with mean {mean}, std {std} ({statistics_reason})"
+    console.fact("Data", f"{config.data_dir}: {describe_split(dataset.split)} ({dataset.split.rule})")
     console.fact("Images", f"{dataset.kind}; {describe_sizes(dataset.images)} {how}; {statistics}")
-    console.fact("Masks", describe_classes(dataset.masks, dataset.coding, id_names(config)))
+    console.fact("Masks", describe_classes(dataset.masks, dataset.coding, names))
     for notice in dataset.notices:
         console.note(notice)
-    table = class_table(dataset.masks, dataset.coding, id_names(config))
-    if absent := [row.name for row in table if row.share == 0]:
+    if absent := [row.name for row in class_table(dataset.masks, dataset.coding, names) if row.share == 0]:
         console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")

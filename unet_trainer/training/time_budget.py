@@ -7,15 +7,9 @@ import time
 from collections.abc import Callable
 from statistics import mean
 
-from unet_trainer.config.choices import (
-    MAX_PILOTS,
-    MIN_PART,
-    describe_seconds,
-    num_pilot_steps,
-    wanted_views,
-)
+from unet_trainer.config.auto_training import MAX_PILOTS, MIN_PART, num_pilot_steps, wanted_views
 from unet_trainer.config.facts import StepCost
-from unet_trainer.config.parsers import seconds_of
+from unet_trainer.config.parsers import describe_seconds, seconds_of
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.system.resources import count_cores

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from helpers.resolving import AMPERE, CPU, FREE, MEASURED, UPRIGHT, settings_of
-from unet_trainer.config import choices
+from unet_trainer.config import auto_images, auto_training
 from unet_trainer.config.facts import StepCost
 
 SIZES = [(1000, 1000)]
@@ -26,7 +26,7 @@ def names(transforms):
     ("share", "fit"), [(0.5, "resize"), (0.2, "resize"), (0.19, "crop"), (0.02, "crop"), (0.0, "resize")]
 )
 def test_large_structures_need_the_whole_image_and_small_ones_native_resolution(share, fit):
-    assert choices.choose_fit(measured(relative_structure=share), SIZES)[0] == fit
+    assert auto_images.choose_fit(measured(relative_structure=share), SIZES)[0] == fit
 
 
 @pytest.mark.parametrize(("sizes", "fit"), [
@@ -35,7 +35,7 @@ def test_large_structures_need_the_whole_image_and_small_ones_native_resolution(
     ([(512, 512)] * 9, "crop"),  # four crops take the time of one whole image
 ])  # fmt: skip
 def test_small_images_are_seen_whole_where_a_crop_would_be_most_of_them(sizes, fit):
-    assert choices.choose_fit(measured(relative_structure=0.06, structure=20.0), sizes)[0] == fit
+    assert auto_images.choose_fit(measured(relative_structure=0.06, structure=20.0), sizes)[0] == fit
 
 
 @pytest.mark.parametrize(("sizes", "thickness", "budget", "size"), [
@@ -47,14 +47,14 @@ def test_small_images_are_seen_whole_where_a_crop_would_be_most_of_them(sizes, f
     ([(380, 510), (381, 511)], 50.0, 240.0, (128, 192)),  # in a short time smaller still
 ])  # fmt: skip
 def test_large_images_keep_their_shape_and_thin_structures_four_pixels(sizes, thickness, budget, size):
-    chosen, reason = choices.choose_image_size("resize", sizes, measured(thickness=thickness), bool(budget), budget)
+    chosen, reason = auto_images.choose_image_size("resize", sizes, measured(thickness=thickness), bool(budget), budget)
     assert chosen == size
     assert (f"{thickness:.0f} pixels thin" in reason) == (thickness < 10)
 
 
 @pytest.mark.parametrize(("structure", "side"), [(5, 256), (40, 320), (500, 512)])
 def test_a_crop_shows_several_structures(structure, side):
-    assert choices.choose_image_size("crop", [(2000, 2000)], measured(structure=structure), on_cpu=False)[0] == side
+    assert auto_images.choose_image_size("crop", [(2000, 2000)], measured(structure=structure), on_cpu=False)[0] == side
 
 
 @pytest.mark.parametrize(("fit", "first", "degrees", "words"), [
@@ -62,7 +62,7 @@ def test_a_crop_shows_several_structures(structure, side):
     ("crop", ["HorizontalFlip", "VerticalFlip", "RandomRotate90"], 180, "are flipped upside down too (50% are"),
 ])  # fmt: skip
 def test_images_with_an_up_are_neither_turned_upside_down_nor_far_and_others_are(fit, first, degrees, words):
-    transforms, reason = choices.choose_augmentation(measured(), fit, 3)
+    transforms, reason = auto_images.choose_augmentation(measured(), fit, 3)
     assert names(transforms)[:3] == first
     assert names(transforms)[-1] == "HueSaturationValue"
     assert next(item["Affine"]["rotate"] for item in transforms if "Affine" in item) == [-degrees, degrees]
@@ -71,12 +71,12 @@ def test_images_with_an_up_are_neither_turned_upside_down_nor_far_and_others_are
 
 def test_light_is_left_alone_where_each_image_is_normalised_by_itself():
     for is_8bit, colours in ((True, ["HueSaturationValue"]), (False, [])):
-        transforms, _ = choices.choose_augmentation(measured(), "resize", 3, is_8bit, "image")
+        transforms, _ = auto_images.choose_augmentation(measured(), "resize", 3, is_8bit, "image")
         assert names(transforms) == ["HorizontalFlip", "Affine", *colours]
 
 
 def test_left_and_right_as_classes_forbid_the_horizontal_flip():
-    transforms, reason = choices.choose_augmentation(measured(has_sides=True), "resize", 3)
+    transforms, reason = auto_images.choose_augmentation(measured(has_sides=True), "resize", 3)
     assert "HorizontalFlip" not in names(transforms)
     assert "left and right are different classes" in reason
 
@@ -91,21 +91,21 @@ def test_a_difference_that_images_may_show_by_chance_forbids_nothing(share, chan
 
 
 def plan(num_samples, batch_size=16, cost=None, num_val=0, budget=None, **others):
-    return choices.plan_steps(num_samples, batch_size, 1, cost, num_val, budget, **others)
+    return auto_training.plan_steps(num_samples, batch_size, 1, cost, num_val, budget, **others)
 
 
 @pytest.mark.parametrize("num_samples", [5, 20, 367, 2000])
 def test_sets_of_up_to_a_few_thousand_images_get_the_same_number_of_steps(num_samples):
     found = plan(num_samples)
     steps = found.num_epochs * (num_samples * found.repeats // 16)
-    assert steps == pytest.approx(choices.NUM_VIEWS / 16, rel=0.03)
+    assert steps == pytest.approx(auto_training.NUM_VIEWS / 16, rel=0.03)
     assert 45 <= found.num_epochs <= 125
 
 
 def test_a_large_set_is_seen_forty_times_up_to_a_limit():
     assert plan(10_000).num_epochs == 40
-    assert choices.wanted_views(10_000) == 400_000
-    assert choices.wanted_views(10**6) == choices.MAX_VIEWS
+    assert auto_training.wanted_views(10_000) == 400_000
+    assert auto_training.wanted_views(10**6) == auto_training.MAX_VIEWS
 
 
 @pytest.mark.parametrize(("num_samples", "repeats"), [
@@ -155,30 +155,30 @@ def test_a_huge_set_is_passed_over_in_parts_also_where_there_is_no_limit_of_time
 
 def test_the_learning_rate_grows_with_the_root_of_the_batch():
     cases = {("adamw", 16): 2e-3, ("adamw", 64): 4e-3, ("adamw", 4): 1e-3, ("sgd", 16): 5e-2}
-    assert {case: choices.choose_learning_rate(*case)[0] for case in cases} == cases
+    assert {case: auto_training.choose_learning_rate(*case)[0] for case in cases} == cases
 
 
 def test_compiling_must_save_more_than_it_costs():
     cost = StepCost(0.02, 0.001, 0)
-    enough = int(choices.COMPILE_SECONDS / (0.5 * 0.02)) + 10
-    assert choices.choose_compile(AMPERE, cost, enough)[0]
-    assert not choices.choose_compile(AMPERE, cost, enough - 20)[0]
-    assert not choices.choose_compile(CPU, cost, enough)[0]
-    assert not choices.choose_compile(AMPERE, None, enough)[0]
+    enough = int(auto_training.COMPILE_SECONDS / (0.5 * 0.02)) + 10
+    assert auto_training.choose_compile(AMPERE, cost, enough)[0]
+    assert not auto_training.choose_compile(AMPERE, cost, enough - 20)[0]
+    assert not auto_training.choose_compile(CPU, cost, enough)[0]
+    assert not auto_training.choose_compile(AMPERE, None, enough)[0]
 
 
 def test_what_fits_into_a_quarter_of_the_memory_is_cached():
     cases = {(2, 8, 10): "ram", (3, 8, 10): "none", (1, 8, 1): "none", (1, 0, 10): "none"}  # GiB, GiB, times read
     for (size, memory, num_reads), expected in cases.items():
         hardware = dataclasses.replace(CPU, host_memory=memory * 2**30, disk=100 * 2**30)
-        assert choices.choose_cache(size * 2**30, hardware, num_reads, 1)[0] == expected
+        assert auto_training.choose_cache(size * 2**30, hardware, num_reads, 1)[0] == expected
 
 
 def test_images_that_give_several_crops_are_decoded_once_on_the_disk_where_there_is_room():
     cases = {(3, 100): "disk", (3, 11): "none", (65, 1000): "none"}  # GiB, GiB of disk
     for (size, disk), expected in cases.items():
         hardware = dataclasses.replace(CPU, host_memory=8 * 2**30, disk=disk * 2**30)
-        assert choices.choose_cache(size * 2**30, hardware, 160, 16)[0] == expected
+        assert auto_training.choose_cache(size * 2**30, hardware, 160, 16)[0] == expected
 
 
 @pytest.mark.parametrize(("num_samples", "budget"), [(25, 0.001), (47, 1.0), (33, 20.0), (1000, 20.0)])
@@ -209,4 +209,4 @@ def test_number_of_workers_follows_the_cores_that_each_process_of_a_machine_has(
     ([0.0, 0.0, 0.0], None),
 ])  # fmt: skip
 def test_classes_below_a_thousandth_weigh_more_by_the_fourth_root_of_their_rarity(shares, weights):
-    assert choices.choose_class_weights(shares, len(shares))[0] == weights
+    assert auto_training.choose_class_weights(shares, len(shares))[0] == weights
