@@ -242,7 +242,13 @@ class Checkpointer:
         """Save the state as it is now, with all that waits for it. Waits for a save under way."""
         self.wait()
         write_last = partial(self._write_state, LAST, self._copy_state(), self.folder / PREVIOUS)
-        files = [*self.before, *self.waiting.values(), write_last, self.write_config, *self.after]
+        files: list[Callable[[], object]] = [
+            *self.before,
+            *self.waiting.values(),
+            write_last,
+            self.write_config,
+            *self.after,
+        ]
         self.waiting, self.saved_at = {}, time.monotonic()
         self.saving = start_thread(lambda: [write() for write in files], "checkpoint", is_awaited=True)
 
