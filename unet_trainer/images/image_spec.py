@@ -76,10 +76,9 @@ class ImageSpec:
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> "ImageSpec":
         """Checkpoints of earlier versions say nothing of missing data."""
-        plain: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
-        }
-        return ImageSpec(**plain)
+        return ImageSpec(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+        )
 
 
 class Decoded(NamedTuple):
