@@ -114,8 +114,8 @@ def error_sheet(
     width, rows = max(width for _, width in sizes), list[Pixels]()
     for (image, truth, predicted), size in zip(samples, sizes, strict=True):
         drawn = (image, overlay(image, truth, has_background), overlay(image, predicted, has_background))
-        panels = [*(_resized(picture, size) for picture in drawn), error_map(image, truth, predicted, size, is_binary)]
-        rows.append(np.hstack([_pad(panel, size[0] + GAP, width + GAP) for panel in panels]))
+        shown = [*(_resized(picture, size) for picture in drawn), error_map(image, truth, predicted, size, is_binary)]
+        rows.append(np.hstack([_pad(panel, size[0] + GAP, width + GAP) for panel in shown]))
     heads = np.hstack([_pad(_text([(name, None)], width), LINE_HEIGHT, width + GAP) for name in PANELS])
     panels, width = np.vstack([heads, *rows])[:-GAP, :-GAP], heads.shape[1] - GAP
     titles = [_text([(title, None)], width)] if title else []
