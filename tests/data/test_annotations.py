@@ -389,7 +389,7 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     ("rle.csv", 'EncodedPixels,ImageId\n1 2,a.png\n1 2,"b.png\n1 2,c.png\n', "line 3 has too few cells, no name of an image, or a quote"),
     ("rle.csv", "ImageId,EncodedPixels\na.png,1 2 3\n", "line 2: run lengths '1 2 3'; need pairs of start and length"),
     ("rle.csv", "id,annotation\na,2 2 6 2\n", "is run lengths that may go along the rows, .* need them down"),
-    ("data.yaml", "names: [cat]\ntrain: [./train.txt]", "train is a list of files, train.txt, which is not read; put .* or name .* split_file"),
+    ("data.yaml", "names: [cat]\ntrain: [./train.txt]", "train is a list of files, train.txt, which is not read; name the folder .* split_file"),
     ("data.yaml", "names: {0: cat, 2: dog}", "'1' is missing; was it cut off"),
     ("data.yaml", "names: [[cat]]", "need a text"),
     ("data.yaml", "names: cell", "names is 'cell'; need a list"),

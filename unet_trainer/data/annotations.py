@@ -38,11 +38,12 @@ JSON_KEYS = {"COCO": {"images", "annotations", "categories"}, "LabelMe": {"shape
 COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stuff_")
 YOLO_LINE = re.compile(r"\s*[0-9]{1,4}([ \t]+[-+.e0-9]+){4}\s", re.IGNORECASE)  # class, and four numbers or more
 # Of tables of run lengths, role → names of columns, in lower case without separators, the likeliest first.
-IMAGE = ("imageid", "image", "imagename", "filename", "imagefile", "file", "img", "imgid", "id")
-LABEL = ("classid", "class", "classname", "categoryid", "category", "label", "defecttype")
-RUNS = ("encodedpixels", "rle", "rlemask", "maskrle", "encoding", "rleencoding", "encodedrle")
-JOINED = tuple(image + label for image in IMAGE for label in LABEL)  # ImageId_ClassId: a.jpg_1
-COLUMNS = {"image": IMAGE, "runs": RUNS, "label": LABEL, "joined": JOINED}
+COLUMNS = {
+    "image": (image := ["imageid", "image", "imagename", "filename", "imagefile", "file", "img", "imgid", "id"]),
+    "label": (label := ["classid", "class", "classname", "categoryid", "category", "label", "defecttype"]),
+    "runs": ["encodedpixels", "rle", "rlemask", "maskrle", "encoding", "rleencoding", "encodedrle"],
+    "joined": [first + second for first in image for second in label],  # ImageId_ClassId: a.jpg_1
+}
 
 # What is not read: words of the file's name and text; what it is; what to do. The first row that fits counts.
 EXPORT = "export COCO, with polygons or masks, or PNG masks"
@@ -109,28 +110,25 @@ class AnnotatedFolder:
         for path in self.texts:
             try:
                 with inside(path):
-                    tool, content = self._read(path)
-                    self.tools[tool].append((path, content))
+                    self._read(path)
             except DataError as error:
                 self.broken = self.broken or str(error)
         if not any(line for _, line in self.tools["YOLO"]):
             del self.tools["YOLO"]
-        self.tools.pop("", None)
 
-    def _read(self, path: Path) -> tuple[str, Any]:
-        """The tool, "" if it is none that is read, and the content of JSON."""
+    def _read(self, path: Path) -> None:
+        """Adds the file to those of its tool, with the content of JSON."""
         kind = path.suffix.lower()
         if kind == ".txt" and plain(path.stem) in self.by_end:
             with input_files.open_file(path) as file:
-                return "YOLO", YOLO_LINE.match(f"{file.read(2**10).decode('utf-8-sig', 'ignore')}\n")
-        if kind == ".csv" and find_columns(read_header(path)):
-            return "run lengths", None
-        content = input_files.read_json(path, MAX_FILE_BYTES) if kind == ".json" else None
-        for tool, keys in JSON_KEYS.items():
-            if isinstance(content, dict) and keys <= content.keys():
-                content.pop("imageData", None)  # LabelMe's picture, megabytes of text
-                return tool, content
-        return "", None
+                start = file.read(2**10).decode("utf-8-sig", "ignore")
+            self.tools["YOLO"].append((path, YOLO_LINE.match(f"{start}\n")))
+        elif kind == ".csv" and find_columns(read_header(path)):
+            self.tools["run lengths"].append((path, None))
+        elif kind == ".json" and isinstance(content := input_files.read_json(path, MAX_FILE_BYTES), dict):
+            content.pop("imageData", None)  # LabelMe's picture, megabytes of text
+            for tool in (tool for tool, keys in JSON_KEYS.items() if keys <= content.keys()):
+                self.tools[tool].append((path, content))
 
     def files_of(self, tool: str) -> list[File]:
         """Raises DataError where there are annotations of other tools too, or broken ones."""

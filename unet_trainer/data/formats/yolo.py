@@ -65,17 +65,17 @@ class DataYaml:
     def part_of(self, image: Path) -> Part | None:
         """The one of whose folders, such as ../train/images, one stands in this order above the image."""
         path = f"/{path_in(self.data_dir, image)}"
-        parts = {part for part, folder in self.folders if f"/{folder}/" in path}
+        parts = {part for part, folder in self.folders if folder and f"/{folder}/" in path}
         return parts.pop() if len(parts) == 1 else None
 
 
 def _folders(part: Part, value: Any) -> Iterator[tuple[Part, str]]:
     for item in value if isinstance(value, list) else [value]:
-        if name := "/".join(path_pieces(item)) if isinstance(item, str) else "":
-            if name.endswith(".txt"):
-                fix = f"put the images of {part} into a folder, or name those of every part in a CSV as split_file"
-                raise ReadError(f"{part} is a list of files, {name}, which is not read; {fix}")
-            yield part, name
+        name = "/".join(path_pieces(item)) if isinstance(item, str) else ""
+        if name.endswith(".txt"):
+            fix = "name the folder of its images, or those of every part in a CSV as split_file"
+            raise ReadError(f"{part} is a list of files, {name}, which is not read; {fix}")
+        yield part, name
 
 
 def _as_list(names: Any) -> list[str]:
