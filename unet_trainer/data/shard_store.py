@@ -1,7 +1,6 @@
 """The files of shards, on a disk or behind a URL, and shards that are open: the bytes of any file in them, checked.
 
-Read through fsspec. Its file system of web servers asks once, so that failures are retried here, and its caches have no
-bound."""
+Read through fsspec, whose file system of web servers asks once, and whose caches have no bound."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ class Files:
             content: bytes = system.cat_file(place, start=start, end=stop)
             if stop is None or len(content) == stop - start:
                 return content
-            if len(content) >= stop:  # a server that knows no ranges gives the whole file
+            if len(content) >= stop:  # the whole file, as a server may answer now and then
                 return content[start:stop]
             raise OSError(f"{len(content)} of {stop - start} bytes came")
 

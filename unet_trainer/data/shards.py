@@ -81,15 +81,15 @@ def find(place: Place, config: Config) -> list[Pair] | None:
 
 def find_in_shards(config: Config, listing: Listing | None = None) -> FoundPairs | None:
     """The pairs of the shards that data_dir names; None if it names none. Raises DataError."""
-    store = open_shards(config, listing)
-    if store is None:
+    if (store := open_shards(config, listing)) is None:
         return None
     for name in ("image_dir", "mask_dir", "mask_suffix"):
         if getattr(config, name):
             known = f"{config.data_dir} holds shards, which say what is an image and what a mask"
             raise DataError(f"{name}: {known}; leave it out")
-    index, repeated = store.index, Counter(sample.name for _, sample, *_ in store.samples)
-    is_divided, pairs = any(sample.part == "val" for _, sample, *_ in store.samples), list[Pair]()
+    index, pairs = store.index, list[Pair]()
+    repeated = Counter(sample.name for _, sample, *_ in store.samples)
+    is_divided = any(sample.part == "val" for _, sample, *_ in store.samples)
     for shard, sample, image, mask in store.samples:
         name = sample.name if repeated[sample.name] == 1 else f"{shard.removesuffix('.tar')}/{sample.name}"
         part: Part | None = sample.part if sample.part in ("val", "test") else "train" if is_divided else None
@@ -119,7 +119,12 @@ def refuse_other_files(files: Files) -> None:
 
 
 def write_shards(
-    found: FoundPairs, pairs: Sequence[ScannedPair], name: str, files: Files, shard_bytes: int, tick: Tick
+    found: FoundPairs,
+    pairs: Sequence[ScannedPair],
+    name: str,
+    files: Files,
+    shard_bytes: int,
+    tick: Tick,
 ) -> ShardIndex:
     """Write all pairs, in their order; `tick` is called after each. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"

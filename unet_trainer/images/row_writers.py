@@ -70,28 +70,25 @@ class PngWriter:
         self.above = np.zeros((1, self.size[1] * self.channels * self.depth.itemsize), np.uint8)
         kind = 3 if self.palette is not None else 2 if self.channels == 3 else 0  # the colour type
         header = struct.pack(">IIBBBBB", self.size[1], self.size[0], 8 * self.depth.itemsize, kind, 0, 0, 0)
-        self.file.write(PNG_START)
-        self._chunk(b"IHDR", header)
-        self._chunk(b"tEXt", b"Software\0" + MARK.encode())
+        self.file.write(PNG_START + _png_chunk(b"IHDR", header) + _png_chunk(b"tEXt", b"Software\0" + MARK.encode()))
         if self.palette is not None:
-            self._chunk(b"PLTE", b"".join(map(bytes, self.palette)))
+            self.file.write(_png_chunk(b"PLTE", b"".join(map(bytes, self.palette))))
 
     def write(self, rows: Pixels) -> None:
         stored = np.ascontiguousarray(rows.astype(self.depth, copy=False)).view(np.uint8).reshape(len(rows), -1)
         filtered = np.full((len(rows), 1 + stored.shape[1]), 2, np.uint8)  # a row is the difference to the one above
-        np.subtract(stored, np.concatenate([self.above, stored[:-1]]), out=filtered[:, 1:])
+        np.subtract(stored[:1], self.above, out=filtered[:1, 1:])
+        np.subtract(stored[1:], stored[:-1], out=filtered[1:, 1:])
         self.above = stored[-1:].copy()
         if packed := self.packer.compress(filtered):  # type: ignore[arg-type] # any buffer
-            self._chunk(b"IDAT", packed)
+            self.file.write(_png_chunk(b"IDAT", packed))
 
     def finish(self) -> None:
-        self._chunk(b"IDAT", self.packer.flush())
-        self._chunk(b"IEND", b"")
+        self.file.write(_png_chunk(b"IDAT", self.packer.flush()) + _png_chunk(b"IEND", b""))
 
-    def _chunk(self, name: bytes, content: bytes) -> None:
-        self.file.write(
-            struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-        )
+
+def _png_chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
 @dataclass
@@ -125,8 +122,9 @@ class TiffWriter:
         if self.palette is not None:
             table = np.pad(np.array(self.palette, np.uint16) * 257, ((0, 256 - len(self.palette)), (0, 0)))
             options = {"photometric": "palette", "colormap": table.T}
-        options |= {"bigtiff": self.pixels.nbytes > BIGTIFF_BYTES, "compression": "zlib", "extratags": self.tags}
-        tifffile.imwrite(self.file, self.pixels, description=MARK, software=MARK, metadata=None, **options)
+        is_big = self.pixels.nbytes > BIGTIFF_BYTES
+        options |= {"description": MARK, "software": MARK, "metadata": None, "extratags": self.tags}
+        tifffile.imwrite(self.file, self.pixels, bigtiff=is_big, compression="zlib", **options)
 
 
 def is_result(path: Path) -> bool:

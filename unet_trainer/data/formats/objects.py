@@ -179,9 +179,7 @@ def as_name(value: object) -> str:
 
 def _draw_mask(image: AnnotatedImage, classes: Sequence[str], overlap_rule: str) -> tuple[Pixels, Mapping[str, int]]:
     """H,W uint8 class ids of one image; and how many objects are empty, and pixels are in objects of several classes.
-
-    With SMALLER_ON_TOP, of two objects the one with fewer pixels is seen, whatever their order (of equal ones the
-    later); else the later."""
+    With SMALLER_ON_TOP, of two objects the one with fewer pixels is seen, of equal ones the later; else the later."""
     with naming(f"the file {image.file.name}"):
         height, width = size = read_image(image.file).shape[:2]
     if any(image.size) and image.size != size:
