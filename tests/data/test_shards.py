@@ -140,7 +140,7 @@ def test_shards_that_are_missing_changed_unfinished_or_damaged_are_told_at_the_s
     refused("shards.json: not an index of shards .*write them again with shard")
     for path in folder.iterdir():
         path.unlink()
-    (folder / "x.tgz").write_bytes(b"no tar file" * 100)
+    (folder / "x.tar").write_bytes(b"no tar file" * 100)
     refused("there is no shards.json; shards that other tools made are not read: unpack .* shard data_dir=FOLDER")
 
 

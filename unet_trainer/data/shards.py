@@ -33,17 +33,16 @@ def find_place(data_dir: str, listing: Listing | None = None) -> str | None:
     data_dir = SINGLE_SLASH.sub(r"\1://", data_dir)
     if problem := url_problem(data_dir):
         raise DataError(f"data_dir: {problem}")
-    if is_url(data_dir):
-        place, path = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}"), None
-    else:
-        path = Path(data_dir).parent if Path(data_dir).name == INDEX_NAME else Path(data_dir)
-        place = str(path)
-    if place.lower().endswith(ENDINGS) and not (path and path.is_dir()):
-        raise DataError(f"data_dir: {place} is one shard or archive; name the folder with {INDEX_NAME}, or {MAKE_THEM}")
-    if path is None or (path / INDEX_NAME).is_file():
-        return place
-    has_shards = any(walk(path, listing=listing, endings=ENDINGS)) and not list_files(path, listing=listing)
-    return place if has_shards else None
+    path = Path(data_dir).parent if Path(data_dir).name == INDEX_NAME else Path(data_dir)
+    place = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}") if is_url(data_dir) else str(path)
+    with contextlib.suppress(OSError):  # a folder that may not be read: reported where its files are looked for
+        if place.lower().endswith(ENDINGS) and not path.is_dir():
+            raise DataError(f"data_dir: {place} is one archive; name the folder with {INDEX_NAME}, or {MAKE_THEM}")
+        if is_url(data_dir) or (path / INDEX_NAME).is_file():
+            return place
+        if any(walk(path, listing=listing, endings=(".tar",))) and not list_files(path, listing=listing):
+            return place
+    return None
 
 
 def open_shards(config: Config, listing: Listing | None = None) -> ShardStore | None:
@@ -119,12 +118,7 @@ def refuse_other_files(files: Files) -> None:
 
 
 def write_shards(
-    found: FoundPairs,
-    pairs: Sequence[ScannedPair],
-    name: str,
-    files: Files,
-    shard_bytes: int,
-    tick: Tick,
+    found: FoundPairs, pairs: Sequence[ScannedPair], name: str, files: Files, shard_bytes: int, tick: Tick
 ) -> ShardIndex:
     """Write all pairs, in their order; `tick` is called after each. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
