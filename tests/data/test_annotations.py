@@ -16,7 +16,7 @@ from unet_trainer.data import annotations, find
 from unet_trainer.data.formats import coco as coco_format
 from unet_trainer.data.formats import labelme as labelme_format
 from unet_trainer.data.formats import rle_table, shapes, yolo
-from unet_trainer.data.formats.shapes import Canvas, draw_line, fill_polygon
+from unet_trainer.data.formats.shapes import draw_line, fill_polygon
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import read_mask
@@ -149,8 +149,8 @@ def test_a_shape_becomes_its_pixels(folder, name, content, mask, notice):
 
 
 def on_image(draw, points, height, width, *more):
-    draw(canvas := Canvas(height, width), points, *more)
-    return canvas.pixels
+    draw(canvas := np.zeros((height, width), np.bool_), points, *more)
+    return canvas
 
 
 def inside_by_definition(points, height, width):
@@ -302,20 +302,6 @@ def test_yolo_folders_names_and_images_without_labels(folder):
     assert [pair.part for pair in folder.find().pairs] == ["val", "val", "train"]
 
 
-def test_the_lists_that_data_yaml_names_are_the_split(folder):
-    for name in "abcde":
-        folder.image(f"images/{name}.jpg")
-        folder.write(f"labels/{name}.txt", LEFT)
-    folder.write("data.yaml", "path: ../datasets/mine\ntrain: train.txt\nval: ./val.txt\ntest: test.txt\nnames: [on]\n")
-    folder.write("train.txt", "./images/a.jpg\r\nimages/b.jpg\r\n\r\n/data/mine/images/c.jpg\r\n")
-    folder.write("val.txt", "datasets\\mine\\images\\c.jpg\nother/images/e.jpg/a.jpg\n")
-    folder.write("test.txt", "images/d.jpg\n")
-    found = folder.find()
-    parts = {pair.name: pair.part for pair in (*found.pairs, *found.test)}
-    assert parts == {"images/a": "train", "images/b": "train", "images/c": "val", "images/d": "test"}
-    assert "1 image in no list of data.yaml left out: e.jpg" in found.notices
-
-
 def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder):
     (folder.path / "a.jpg").write_bytes(pil_bytes("JPEG", Image.new("RGB", (3, 4)), exif=exif(6)))
     folder.write("a.json", labelme(shape("cat", BOX), path="a.jpg"))
@@ -338,11 +324,12 @@ def test_a_folder_without_annotations_has_none(folder):
     assert folder.find() is None
 
 
-def test_results_of_predict_are_no_annotations_and_no_images_unless_there_are_no_others(folder):
+def test_results_of_predict_are_no_annotations_and_no_images_unless_mask_dir_names_them(folder):
     folder.image("a.png")
     polygons = coco((1, [FLAT]), categories=((1, "seen"),))
     folder.write("polygons.json", {"info": {"description": "unet-trainer predict"}, **polygons})
-    assert folder.find().class_names == ("seen",)
+    assert folder.find() is None
+    assert folder.find(mask_dir="polygons.json").class_names == ("seen",)
     folder.write("coco.json", coco((1, [FLAT])))
     (folder.path / "overlays").mkdir()
     (folder.path / "overlays/a.png").write_bytes(b"\x89PNG unet-trainer predict")
@@ -395,13 +382,14 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     ("coco.json", '{"images": ' + "[" * 100_000, "nested too deeply"),
     ("a.json", labelme(shape("cat", BOX, ["polygon"])), r"shape 1 \(cat\): shape_type \['polygon'\] is not known; need polygon"),
     ("a.json", labelme(shape("cat", BOX[:1], "circle")), r"shape 1 \(cat\): 1 point; need 2"),
-    ("a.json", labelme(shape("cat", [[0, 0], [1, 1]], "mask", mask=picture(np.ones((9, 9))))), "a mask that is no picture, or larger than its image"),
+    ("a.json", labelme(shape("cat", [[0, 0], [1, 1]], "mask", mask=base64.b64encode(b"none").decode())), "shape 1 .*: .*not an image"),
     ("a.txt", f"{LEFT}\n0 10 10 50 50 30 30", "50 is no share of the image; need numbers from 0 to 1, not pixels"),
     ("a.txt", f"{LEFT}\n² 0 0 1 0 1 1", "line 2: class '²'; need a class number"),
     ("rle.csv", "ImageId,EncodedPixels\na.png,1 2\nb.png\nc.png,1 2\n", "line 3 has too few cells, no name of an image, or a quote"),
     ("rle.csv", 'EncodedPixels,ImageId\n1 2,a.png\n1 2,"b.png\n1 2,c.png\n', "line 3 has too few cells, no name of an image, or a quote"),
     ("rle.csv", "ImageId,EncodedPixels\na.png,1 2 3\n", "line 2: run lengths '1 2 3'; need pairs of start and length"),
-    ("rle.csv", "id,annotation\na,2 2 6 2\n", "has run lengths that may go along the rows; need them down"),
+    ("rle.csv", "id,annotation\na,2 2 6 2\n", "is run lengths that may go along the rows, .* need them down"),
+    ("data.yaml", "names: [cat]\ntrain: [./train.txt]", "train is a list of files, train.txt, which is not read; name the folder .* split_file"),
     ("data.yaml", "names: {0: cat, 2: dog}", "'1' is missing; was it cut off"),
     ("data.yaml", "names: [[cat]]", "need a text"),
     ("data.yaml", "names: cell", "names is 'cell'; need a list"),
@@ -416,8 +404,7 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     ("x.json", [{"id": 1, "annotations": [{"id": 1, "result": []}], "data": {}}], "is .*Label Studio's own JSON, .*export COCO.*PNG masks"),
     ("x.json", {"size": {"height": 3, "width": 4}, "tags": [], "objects": []}, "is .*Supervisely's own JSON, .*export COCO.*PNG masks"),
     ("x.xml", "<?xml version='1.0'?><annotations><version>1.1</version>", "is .*CVAT's XML, .*export COCO.*PNG masks"),
-    ("a.json", {"item": {"name": "a.png"}, "annotations": [{"name": "cat"}]}, "is of no tool that is read, and has the name of an image; .* export COCO"),
-    ("a.xml", "<Annotations><Annotation Id='1'/></Annotations>", "is of no tool that is read, and has the name of an image; .* export COCO"),
+    ("metadata.csv", "file_name,mask\na.png,b.png\n", "is a table of Hugging Face, which is not read; set split_file to a CSV"),
 ])  # fmt: skip
 def test_what_is_wrong_or_not_read_is_refused_with_its_place_and_what_to_do(folder, name, content, reason):
     folder.image("a.png")

@@ -85,15 +85,11 @@ def test_files_are_written_found_sized_and_deleted(tmp_path):
     for name in ("x/a.tar", "b.tar"):
         with files.writing(name) as file:
             file.write(CONTENT)
-    assert files.find() == ["b.tar", "x/a.tar"]
-    assert files.size_and_version("b.tar")[0] == 200
-    assert files.read("b.tar") == CONTENT
-    assert files.read_through("b.tar", lambda file: (file.read(10), file.seek(150), file.read(), file.read(1))) == (
-        CONTENT[:10], 150, CONTENT[150:], b"",
-    )  # fmt: skip
+    assert files.find() == ["b.tar"]
+    assert (files.size("x/a.tar"), files.read("b.tar")) == (200, CONTENT)
     files.delete("b.tar")
     with pytest.raises(MissingFile):
-        files.size_and_version("b.tar")
+        files.size("b.tar")
 
 
 @pytest.fixture
@@ -109,10 +105,7 @@ def test_a_web_server_is_listed_tells_missing_files_and_refusals_and_is_told_whe
     files = Files(server.url, (0.01,))
     assert files.find() == ["a.tar"]
     server.head_faults.append(503)  # is asked again
-    assert files.size_and_version("a.tar")[0] == 200
-    assert files.has_ranges("a.tar")
-    server.faults.append("whole")
-    assert not files.has_ranges("a.tar")
+    assert files.size("a.tar") == 200
     with pytest.raises(MissingFile, match=r"b.tar is not there"):
         files.read("b.tar", 0, 5)
     server.faults.append(403)
@@ -120,7 +113,7 @@ def test_a_web_server_is_listed_tells_missing_files_and_refusals_and_is_told_whe
         Files(server.url, (60.0,)).read("a.tar", 0, 5)
     server.head_faults.extend([403] * 9)
     with pytest.raises(ShardError, match="403") as raised:
-        files.size_and_version("a.tar")
+        files.size("a.tar")
     assert not isinstance(raised.value, MissingFile)
     with pytest.raises(ShardError, match=r"cannot be read .*2 tries"):
         Files("http://127.0.0.1:9", (0.01,)).read("a.tar", 0, 5)

@@ -6,7 +6,8 @@ import cv2
 import numpy as np
 import tifffile
 
-from helpers.shards import write_tar
+from helpers.shards import write_index_of
+from unet_trainer.data.shard_index import INDEX_NAME, index_to_json
 from unet_trainer.images.image_decoding import encode_image
 from unet_trainer.images.row_writers import PngWriter
 
@@ -200,10 +201,9 @@ def yolo(data):
 
 
 def shards(data):
-    """Of WebDataset's naming, two samples in each."""
-    for index in range(0, 8, 2):
-        files = {}
-        for number in (index, index + 1):
-            files[f"{number}.jpg"] = encode_image(photo(number), ".jpg")
-            files[f"{number}.seg.png"] = encode_image(disc(number), ".png")
-        write_tar(data / f"cells-{index // 2:06d}.tar", files)
+    """As the command shard writes them, two samples in each."""
+    pictures = [(encode_image(photo(number), ".png"), encode_image(disc(number), ".png")) for number in range(8)]
+    kinds = {
+        f"cells-{start // 2:06d}": {str(at): pictures[at] for at in (start, start + 1)} for start in range(0, 8, 2)
+    }
+    (data / INDEX_NAME).write_text(index_to_json(write_index_of(data, **kinds)))

@@ -286,7 +286,7 @@ def test_the_extension_tells_and_without_one_the_content(tmp_path):
         "IMG_0001.HEIC": "HEIC",
         "brain.nii.gz": "NIfTI",
         "data.zip": "archive",
-        "data.tar.gz": "plain .tar",
+        "data.tar.gz": "unpack it",
         "a.b.mp4": "video",
         "a.JFIF": "convert it to PNG",
         "im0001.ah.ppm": "convert it to PNG",

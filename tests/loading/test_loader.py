@@ -117,5 +117,5 @@ def test_the_setting_that_shortens_the_wait_is_named():
     )
     assert advise(times(), 6, "ram", on_cpu=False).endswith("; num_workers: 5 would help")
     assert advise(times(), 4, "ram", on_cpu=False).endswith(
-        "; a smaller image_size or a lighter augmentation would help, or more cores"
+        "; a smaller image_size or a lighter augmentation would help"
     )

@@ -14,7 +14,7 @@ import cv2
 
 from unet_trainer.config.safe_yaml import YamlError
 from unet_trainer.config.schema import Config
-from unet_trainer.data.csv_tables import MAX_HEADER, read_header
+from unet_trainer.data.csv_tables import read_header
 from unet_trainer.data.listing import Listing, describe_results, list_files, walk
 from unet_trainer.data.names import part_in
 from unet_trainer.data.pairs import Pair, Part, Question, composed, first_few, path_in
@@ -38,29 +38,30 @@ JSON_KEYS = {"COCO": {"images", "annotations", "categories"}, "LabelMe": {"shape
 COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stuff_")
 YOLO_LINE = re.compile(r"\s*[0-9]{1,4}([ \t]+[-+.e0-9]+){4}\s", re.IGNORECASE)  # class, and four numbers or more
 # Of tables of run lengths, role → names of columns, in lower case without separators, the likeliest first.
-IMAGE = ("imageid", "image", "imagename", "filename", "imagefile", "file", "img", "imgid", "id")
-LABEL = ("classid", "class", "classname", "categoryid", "category", "label", "defecttype")
-RUNS = ("encodedpixels", "rle", "rlemask", "maskrle", "encoding", "rleencoding", "encodedrle")
-JOINED = tuple(image + label for image in IMAGE for label in LABEL)  # ImageId_ClassId: a.jpg_1
-COLUMNS = {"image": IMAGE, "runs": RUNS, "label": LABEL, "joined": JOINED}
-
-OTHER_TOOL = "which is not read; export COCO, with polygons or masks, or PNG masks"
-PAIRS = "set split_file to a CSV with the columns image and mask, or give the pairs from Python (train_data=)"
-# Words in a file of JSON or XML → what it is, and what to do. The first counts.
-OTHERS = {
-    '"objects" "size"': f"is Supervisely's own JSON, {OTHER_TOOL}",
-    '"_via_img_metadata"': (vgg := f"is a project of the VGG Image Annotator, {OTHER_TOOL}"),
-    '"filename" "regions"': vgg,
-    '"caption"': "is COCO without categories (captions?), whose classes are not known; use instances",
-    '"annotations" "data"': (label_studio := f"is Label Studio's own JSON, {OTHER_TOOL}"),
-    '"annotator" "annotation_id"': label_studio,
-    "<annotations": f"is CVAT's XML, {OTHER_TOOL} (CVAT exports COCO 1.0 and VOC masks)",
-    "<annotation": "is Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if any",
+COLUMNS = {
+    "image": (image := ["imageid", "image", "imagename", "filename", "imagefile", "file", "img", "imgid", "id"]),
+    "label": (label := ["classid", "class", "classname", "categoryid", "category", "label", "defecttype"]),
+    "runs": ["encodedpixels", "rle", "rlemask", "maskrle", "encoding", "rleencoding", "encodedrle"],
+    "joined": [first + second for first in image for second in label],  # ImageId_ClassId: a.jpg_1
 }
-HUGGING_FACE = f"is a table of Hugging Face, which is not read; {PAIRS}"
-OTHER_RUNS = re.compile(r".*\b(annotation|segmentation)\b.*\n.*\b[0-9]+ [0-9]+\b", re.I)  # a column, and a row
-ALONG_ROWS = "has run lengths that may go along the rows; need them down the columns, in a column EncodedPixels"
-UNKNOWN = "is of no tool that is read, and has the name of an image; if it annotates it, export COCO; else add masks"
+
+# What is not read: words of the file's name and text; what it is; what to do. The first row that fits counts.
+EXPORT = "export COCO, with polygons or masks, or PNG masks"
+TABLE = "set split_file to a CSV with the columns image and mask, or give the pairs from Python (train_data=)"
+ROWS = "run lengths that may go along the rows", "need them down the columns, in a column EncodedPixels"
+OTHERS = (
+    ("file:metadata.", "a table of Hugging Face", TABLE),
+    ('"objects" "size"', "Supervisely's own JSON", EXPORT),
+    ('"_via_img_metadata"', "a project of the VGG Image Annotator", EXPORT),
+    ('"filename" "regions"', "a project of the VGG Image Annotator", EXPORT),
+    ('"caption"', "COCO without categories (captions?), whose classes are not known", "use instances"),
+    ('"annotations" "data"', "Label Studio's own JSON", EXPORT),
+    ('"annotator" "annotation_id"', "Label Studio's own JSON", EXPORT),
+    ("<annotations", "CVAT's XML", f"{EXPORT} (CVAT exports COCO 1.0 and VOC masks)"),
+    ("<annotation", "Pascal VOC's XML, with boxes, and a box is no mask", "its masks are in SegmentationClass, if any"),
+    ("id,annotation", *ROWS),
+    ("id,class,segmentation", *ROWS),
+)
 
 
 class UnknownAnnotations(Question):
@@ -92,8 +93,7 @@ class AnnotatedFolder:
         self.root, folder = (place.data_dir / (name or "") for name in (config.image_dir, config.mask_dir))
         texts = [folder] if folder.is_file() else sorted(walk(folder, listing=listing, endings=ENDINGS))
         images = list_files(self.root, listing=listing) if texts else []
-        results, polygons = ([*filter(is_result, files)] for files in (images, texts))
-        results += polygons if len(polygons) < len(texts) else []  # else training is meant to use them
+        results = [path for path in (*images, *texts) if path != folder and is_result(path)]
         self.notices = [describe_results(results)] if results else []
         has_instances = any(path.name.startswith("instances_") for path in texts)
         skipped = (*(COCO_TASKS if has_instances else ()), "sample_submission")  # an example of an answer, of Kaggle
@@ -110,28 +110,25 @@ class AnnotatedFolder:
         for path in self.texts:
             try:
                 with inside(path):
-                    tool, content = self._read(path)
-                    self.tools[tool].append((path, content))
+                    self._read(path)
             except DataError as error:
                 self.broken = self.broken or str(error)
         if not any(line for _, line in self.tools["YOLO"]):
             del self.tools["YOLO"]
-        self.tools.pop("", None)
 
-    def _read(self, path: Path) -> tuple[str, Any]:
-        """The tool, "" if it is none that is read, and the content of JSON."""
+    def _read(self, path: Path) -> None:
+        """Adds the file to those of its tool, with the content of JSON."""
         kind = path.suffix.lower()
         if kind == ".txt" and plain(path.stem) in self.by_end:
             with input_files.open_file(path) as file:
-                return "YOLO", YOLO_LINE.match(f"{file.read(2**10).decode('utf-8-sig', 'ignore')}\n")
-        if kind == ".csv" and find_columns(read_header(path)):
-            return "run lengths", None
-        content = input_files.read_json(path, MAX_FILE_BYTES) if kind == ".json" else None
-        for tool, keys in JSON_KEYS.items():
-            if isinstance(content, dict) and keys <= content.keys():
-                content.pop("imageData", None)  # LabelMe's picture, megabytes of text
-                return tool, content
-        return "", None
+                start = file.read(2**10).decode("utf-8-sig", "ignore")
+            self.tools["YOLO"].append((path, YOLO_LINE.match(f"{start}\n")))
+        elif kind == ".csv" and find_columns(read_header(path)):
+            self.tools["run lengths"].append((path, None))
+        elif kind == ".json" and isinstance(content := input_files.read_json(path, MAX_FILE_BYTES), dict):
+            content.pop("imageData", None)  # LabelMe's picture, megabytes of text
+            for tool in (tool for tool, keys in JSON_KEYS.items() if keys <= content.keys()):
+                self.tools[tool].append((path, content))
 
     def files_of(self, tool: str) -> list[File]:
         """Raises DataError where there are annotations of other tools too, or broken ones."""
@@ -144,8 +141,8 @@ class AnnotatedFolder:
 
     def find_image(self, name: str, near: Path, part: Part | None) -> Path | None:
         """The file whose path ends as much as possible as the name, one below `near` rather than another. Where images
-        lie in several folders the last folder counts: p2/1.png is not p1/1.png. One of another part is none: val/1.png
-        is not the 1.png of train. Raises DataError if several are possible."""
+        lie in several folders the last folder counts: p2/1.png is not p1/1.png; nor is val/1.png the 1.png of train.
+        Raises DataError if several are possible."""
         pieces = path_pieces(plain(name))
         part, files = part_in(pieces[:-1]) or part, list[Path]()
         for start in range(len(pieces) - (len(pieces) > 1 and len(self.folders) > 1)):
@@ -173,24 +170,16 @@ def find(place: Place, config: Config) -> list[Pair] | None:
     """Finds no pairs: the last to be asked, it names annotations that no format before it could read."""
     folder = annotated_folder(place, config)
     for path in folder.texts:
-        names_image = path.suffix.lower() in (".json", ".xml") and plain(path.stem) in folder.by_end
         with contextlib.suppress(OSError):  # it is the broken one, or no annotation
-            if what := _describe(path) or (UNKNOWN if names_image and not folder.broken else ""):
-                raise UnknownAnnotations(f"{path} {what}")
+            text = f"file:{path.name} "
+            if path.suffix.lower() in (".json", ".xml", ".csv"):
+                text += input_files.read_text(path, MAX_FILE_BYTES, errors="replace")
+            for words, what, fix in OTHERS:
+                if all(word in text for word in words.split()):
+                    raise UnknownAnnotations(f"{path} is {what}, which is not read; {fix}")
     if folder.broken:
         raise UnknownAnnotations(folder.broken)
     return None
-
-
-def _describe(path: Path) -> str:
-    """What a file of another tool is, and what to do; "" if it is no annotation. Raises OSError."""
-    kind = path.suffix.lower()
-    if path.name in ("metadata.csv", "metadata.jsonl"):
-        return HUGGING_FACE
-    text = "" if kind in (".txt", ".jsonl") else input_files.read_text(path, MAX_FILE_BYTES, errors="replace")
-    if kind == ".csv":
-        return ALONG_ROWS if OTHER_RUNS.match(text[:MAX_HEADER]) else ""
-    return next((what for words, what in OTHERS.items() if all(word in text for word in words.split())), "")
 
 
 def find_columns(header: Sequence[str]) -> dict[str, str]:

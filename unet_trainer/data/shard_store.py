@@ -1,13 +1,11 @@
 """The files of shards, on a disk or behind a URL, and shards that are open: the bytes of any file in them, checked.
 
-Read through fsspec. Its file system of web servers asks once, so that failures are retried here, and its caches have no
-bound."""
+Read through fsspec, whose file system of web servers asks once, and whose caches have no bound."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import random
 import re
@@ -18,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.data.shard_index import Member, Sample, Shard, ShardIndex
@@ -32,7 +30,6 @@ from unet_trainer.system.resources import free_disk
 URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each further try; together less than worker_timeout
 CONNECT_SECONDS, READ_SECONDS = 15.0, 30.0  # without an answer, or without a further byte of it
-BLOCK_BYTES = 2**23  # that are read at a time from a file that is read from its beginning
 FINAL_STATUSES = frozenset(range(400, 500)) - {408, 425, 429}  # asking again gives the same answer
 FINAL_ERRORS = (PermissionError, NotImplementedError, ImportError)
 NUM_CONNECTIONS = 16  # of a process
@@ -72,43 +69,23 @@ class Files:
             content: bytes = system.cat_file(place, start=start, end=stop)
             if stop is None or len(content) == stop - start:
                 return content
-            if len(content) >= stop:  # a server that knows no ranges gives the whole file
+            if len(content) >= stop:  # the whole file, as a server may answer now and then
                 return content[start:stop]
             raise OSError(f"{len(content)} of {stop - start} bytes came")
 
         return self.retry(read_once, name)
 
-    def has_ranges(self, name: str) -> bool:
-        """Whether the server gives parts of a file; some give the whole, whatever is asked for."""
-        return len(self.retry(lambda system, place: system.cat_file(place, start=0, end=1), name)) <= 1
-
-    def read_through(self, name: str, read: Callable[[BinaryIO], Result]) -> Result:
-        """What `read` makes of a file that is read from its beginning; after a failure, of all of it again."""
-        if self.is_remote and not self.has_ranges(name):
-            return read(io.BytesIO(self.read(name)))
-
-        def read_once(system: Any, place: str) -> Result:
-            with system.open(place, "rb", block_size=BLOCK_BYTES, cache_type="readahead") as file:
-                return read(file)
-
-        return self.retry(read_once, name)
-
-    def size_and_version(self, name: str) -> tuple[int | None, str]:
-        """In bytes, None if unknown; and what changes with the content, if anything does."""
+    def size(self, name: str) -> int | None:
+        """In bytes, None if unknown."""
         info = self.retry(lambda system, place: system.info(place), name)
         if info.get("type", "file") != "file":  # reading a pipe would wait
             raise ShardError(f"{self.place(name)} is no file")
-        version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime", "updated") if info.get(key)), "")
-        return info.get("size"), str(version)
+        return cast("int | None", info.get("size"))
 
-    def sizes_and_versions(self, names: Sequence[str]) -> list[tuple[int | None, str]]:
-        return [found for _, found in read_ahead(self.size_and_version, names, NUM_CONNECTIONS)]
-
-    def find(self, is_deep: bool = True) -> list[str]:
-        """The names of all files, or of those in the folder itself. Empty where none can be listed."""
-        depth = None if is_deep else 1
+    def find(self) -> list[str]:
+        """The names of the files in the folder itself. Empty where none can be listed."""
         try:
-            paths = self.retry(lambda system, place: system.find(place, maxdepth=depth), "", "be listed")
+            paths = self.retry(lambda system, place: system.find(place, maxdepth=1), "", "be listed")
         except MissingFile:
             return []
         start = f"{self.place('')}/"
@@ -137,27 +114,22 @@ class Files:
 
     def retry(self, action: Callable[[Any, str], Result], name: str, what: str = "be read") -> Result:
         """What the action makes of the file system and a file's place there. Raises ShardError."""
-        place = self.place(name)
-        for wait in (*self.waits, None):
+        place, waits = self.place(name), [*self.waits]
+        while True:
             try:
                 return action(self.connect(self.protocol, os.getpid()), place)
-            except ShardError:
-                raise
             except Exception as error:  # each library has its own
-                # fsspec raises FileNotFoundError for any failed question about a web server's file; the cause has the
-                # status.
+                # of any failed question about a web server's file; the cause has the status
                 is_missing = isinstance(error, FileNotFoundError)
                 failure = error.__cause__ or error if is_missing else error
                 status = getattr(failure, "status", None)
                 if is_missing and status in (None, 404, 410):
                     raise MissingFile(f"{place} is not there") from None
-                if wait is None or status in FINAL_STATUSES or isinstance(error, FINAL_ERRORS):
+                if not waits or status in FINAL_STATUSES or isinstance(error, FINAL_ERRORS):
                     reason = getattr(failure, "strerror", None) or first_line(failure)
-                    tries = f"; {len(self.waits) + 1} tries" if wait is None and self.waits else ""
+                    tries = f"; {len(self.waits) + 1} tries" if not waits and self.waits else ""
                     raise ShardError(f"{place} cannot {what} ({reason}{tries})") from None
-                # processes that were refused together must not come back together
-                time.sleep(wait * random.uniform(0.5, 1.0))
-        raise AssertionError
+            time.sleep(waits.pop(0) * random.uniform(0.5, 1.0))  # processes refused together come back apart
 
 
 def _connect(protocol: str, process: int) -> Any:
@@ -179,20 +151,17 @@ class ShardStore:
     def __init__(self, files: Files, index: ShardIndex, cache: RangeCache | None = None) -> None:
         self.files, self.index, self.cache = files, index, cache
         self.is_remote = files.is_remote
-        self.gives_whole_files = False  # a server that knows no ranges
         self.samples: list[tuple[str, Sample, StoredFile, StoredFile]] = []  # shard, sample, image and mask
-        for shard in index.shards:
-            for sample in shard.samples:
-                image = self._stored(shard, sample.image, sample.image_facts)
-                mask = self._stored(shard, sample.mask, sample.mask_facts)
-                self.samples.append((shard.name, sample, image, mask))
+        for name, sample in ((shard.name, sample) for shard in index.shards for sample in shard.samples):
+            image = self._stored(name, sample.image, sample.image_facts)
+            self.samples.append((name, sample, image, self._stored(name, sample.mask, sample.mask_facts)))
         self._by_path = {file.as_posix(): file for _, _, *files in self.samples for file in files}
         self._ahead = threading.local()  # what a thread has fetched ahead
 
-    def _stored(self, shard: Shard, member: Member, facts: dict[str, Any] | None) -> StoredFile:
-        file = StoredFile(Path(self.files.root, shard.name, member.name))
-        file.store, file.member, file.facts = self, (shard.name, member), facts
-        file.shown = f"{self.files.place(shard.name)}/{member.name}"
+    def _stored(self, shard: str, member: Member, facts: dict[str, Any] | None) -> StoredFile:
+        file = StoredFile(Path(self.files.root, shard, member.name))
+        file.store, file.member, file.facts = self, (shard, member), facts
+        file.shown = f"{self.files.place(shard)}/{member.name}"
         file.stamp = [member.length, member.checksum, member.offset]
         return file
 
@@ -201,13 +170,16 @@ class ShardStore:
         return self._by_path.get(path)
 
     def check(self) -> None:
-        """Raises ShardError if a shard is missing or has another size than in the index."""
-        sizes = self.files.sizes_and_versions([shard.name for shard in self.index.shards])
-        for shard, (size, _) in zip(self.index.shards, sizes, strict=True):
+        """Raises ShardError if a shard is missing or has another size than in the index, or cannot be read in parts."""
+        names = [shard.name for shard in self.index.shards]
+        sizes = read_ahead(self.files.size, names, NUM_CONNECTIONS)
+        for shard, (name, size) in zip(self.index.shards, sizes, strict=True):
             if size not in (None, shard.num_bytes):
-                differ = f"{self.files.place(shard.name)} has {size} bytes, and {shard.num_bytes} by the index"
-                fix = "write them again with shard; of other tools, delete checkpoint_dir/.shards/index-*.json"
-                raise ShardError(f"{differ}: {CHANGED}; {fix}")
+                differ = f"{self.files.place(name)} has {size} bytes, and {shard.num_bytes} by the index"
+                raise ShardError(f"{differ}: {CHANGED}; write them again with shard")
+        if self.is_remote and self.files.retry(lambda system, place: len(system.cat_file(place, 0, 1)), names[0]) > 1:
+            fix = "need a server with HTTP ranges, such as nginx, or a copy of the shards on a disk"
+            raise ShardError(f"{self.files.root} gives whole files only, not parts of them; {fix}")
 
     def read(self, file: StoredFile) -> bytes:
         """The content of a file. Raises ShardError."""
@@ -219,7 +191,7 @@ class ShardStore:
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
         """Fetch what this thread will read next, as far as memory allows; errors are raised by `read`."""
         self._ahead.contents = {}
-        if self.is_remote and not self.gives_whole_files:
+        if self.is_remote:
             files = list(dict.fromkeys(files))
             ends = accumulate(file.member[1].length for file in files)
             first = [file for file, end in zip(files, ends, strict=True) if end <= AHEAD_BYTES]
@@ -236,61 +208,54 @@ class ShardStore:
     def _fetch(self, file: StoredFile) -> bytes:
         """From the cache, or from where the shards are. Raises ShardError."""
         shard, member = file.member
-        start, stop = member.offset, member.end
-        if self.cache is not None and zlib.crc32(kept := self.cache.read(shard, start, stop)) == member.checksum:
+        if self.cache is not None and zlib.crc32(kept := self.cache.read(shard, member)) == member.checksum:
             return kept
-        first, last = (0, None) if self.gives_whole_files and self.cache is not None else (start, stop)
         for _ in range(MAX_FETCHES if self.is_remote else 1):
-            content = self.files.read(shard, first, last)
-            if zlib.crc32(part := content[start - first : stop - first]) == member.checksum:
+            content = self.files.read(shard, member.offset, member.end)
+            if zlib.crc32(content) == member.checksum:
                 if self.cache is not None:
-                    self.cache.write(shard, first, content)
-                return part
+                    self.cache.write(shard, member, content)
+                return content
         raise ShardError(f"its content differs from the index (checksum): {CHANGED}, or the disk has damaged them")
 
 
 class RangeCache:
     """Parts of remote shards on the local disk, in a bounded number of bytes, for all processes and later runs.
 
-    Each shard has a file with holes, in which its parts lie where they lie in the shard; what has wrong checksums is
-    fetched. Kept are the first shards, as far as they fit: an epoch reads each sample once, so a cache that replaces
-    the oldest would have discarded most of them before they are read again."""
+    Each shard has a file with holes, in which its parts lie where they lie in the shard. Kept are the first shards, as
+    far as they fit: an epoch reads each sample once, so a cache that replaces the oldest would have discarded most of
+    them before they are read again."""
 
     def __init__(self, folder: Path, url: str, shards: Sequence[Shard], max_bytes: int) -> None:
         """Keeps at most half of what is free on the disk. Raises OSError where nothing can be written."""
-        self.folder = folder / short_digest(url)
+        self.folder = folder / _digest(url)
         folder.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.folder)
-        statuses = [file.lstat() for file in self.folder.iterdir()]
-        # holes take no blocks
-        num_kept = sum(min(status.st_size, getattr(status, "st_blocks", 2**60) * 512) for status in statuses)
-        self.max_bytes = min(max_bytes, free_disk(folder) // 2 + num_kept)
-        starts = accumulate([shard.num_bytes for shard in shards], initial=0)
-        self._starts = dict(zip([shard.name for shard in shards], starts, strict=False))
+        # holes take no blocks; Windows does not tell
+        num_kept = sum(getattr(file.lstat(), "st_blocks", 0) * 512 for file in self.folder.iterdir())
+        max_bytes = min(max_bytes, free_disk(folder) // 2 + num_kept)
+        ends = accumulate(shard.num_bytes for shard in shards)
+        self.kept = {shard.name for shard, end in zip(shards, ends, strict=True) if end <= max_bytes}
 
-    def keeps(self, shard: str, stop: int) -> bool:
-        """Whether the part of a shard up to `stop` is kept."""
-        return self._starts[shard] + stop <= self.max_bytes
-
-    def read(self, shard: str, start: int, stop: int) -> bytes:
+    def read(self, shard: str, member: Member) -> bytes:
         """What lies at that place, right or not; empty if there is nothing."""
         with contextlib.suppress(OSError):
-            if self.keeps(shard, stop):
+            if shard in self.kept:
                 with os.fdopen(open_handle(self.path(shard), follow=False), "rb") as file:
-                    file.seek(start)
-                    return file.read(stop - start)
+                    file.seek(member.offset)
+                    return file.read(member.length)
         return b""
 
-    def write(self, shard: str, start: int, content: bytes) -> None:
+    def write(self, shard: str, member: Member, content: bytes) -> None:
         """Where the disk is full, nothing is kept. Links are not followed, and pipes not waited for."""
-        if self.keeps(shard, start + len(content)):
+        if shard in self.kept:
             with contextlib.suppress(OSError), os.fdopen(os.open(self.path(shard), WRITING, 0o644), "r+b") as file:
-                file.seek(start)
+                file.seek(member.offset)
                 file.write(content)
 
     def path(self, shard: str) -> Path:
-        return self.folder / f"{short_digest(shard)[:8]}-{shard.rpartition('/')[2][-180:]}"
+        return self.folder / _digest(shard)
 
 
-def short_digest(name: str) -> str:
+def _digest(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -26,7 +26,6 @@ _COLOURS = """
 COLOURS = np.array([*bytes.fromhex(_COLOURS)], np.uint8).reshape(-1, 3)
 BACKGROUND_COLOUR, IGNORED_COLOUR = (0, 0, 0), (128, 128, 128)
 
-
 # What a pixel of an error map says: WRONG with several classes, FOUND, MISSED and FALSE with a single one.
 ErrorKind = IntEnum("ErrorKind", ["FOUND", "IGNORED", "MISSED", "FALSE", "WRONG"])
 ERROR_COLOURS: dict[ErrorKind, Colour] = {  # distinct with common colour blindness as well
@@ -94,12 +93,15 @@ def contact_sheet(
     """Each image with its overlay beside it and its label above. `names`: of the classes, for a legend below."""
     cells = []
     for (image, ids), label in zip(pictures, labels, strict=True):
-        drawn = (image, overlay(image, ids, has_background))
-        both = _joined([_resized(picture, _size_within(picture, CELL)) for picture in drawn], 1, GAP, CELL)
-        cells.append(_joined([_text([(label, None)], both.shape[1]), both]))
-    rows = [_joined(cells[start : start + COLUMNS], 1, 3 * GAP) for start in range(0, len(cells), COLUMNS)]
-    sheet = _joined(rows, gap=2 * GAP)
-    return _joined([sheet, legend([ids for _, ids in pictures], names, has_background, sheet.shape[1])])
+        size = _size_within(image, CELL)
+        drawn = np.hstack(
+            [_pad(_resized(each, size), CELL, CELL + GAP) for each in (image, overlay(image, ids, has_background))]
+        )
+        cells.append(np.vstack([_text([(label, None)], drawn.shape[1]), drawn]))
+    cells += [np.full_like(cells[0], PAPER)] * (-len(cells) % min(COLUMNS, len(cells)))
+    rows = [np.hstack(cells[start : start + COLUMNS]) for start in range(0, len(cells), COLUMNS)]
+    sheet = np.vstack([_pad(row, row.shape[0] + 2 * GAP, row.shape[1]) for row in rows])
+    return np.vstack([sheet, legend([ids for _, ids in pictures], names, has_background, sheet.shape[1])])
 
 
 def error_sheet(
@@ -107,24 +109,22 @@ def error_sheet(
 ) -> Pixels:
     """H,W,3 uint8 image, H,W true and predicted ids of each sample → a row of image | truth | prediction | errors, as
     RGB; one legend for all of them. `has_background`: class 0 is what no class is, and has no colour."""
-    is_binary, rows = has_background and len(id_names) == 2, []
-    for image, truth, predicted in samples:
-        size = _size_within(truth, PANEL_SIDE if len(samples) == 1 else SAMPLE_SIDE)
+    is_binary, side = has_background and len(id_names) == 2, PANEL_SIDE if len(samples) == 1 else SAMPLE_SIDE
+    sizes = [_size_within(truth, side) for _, truth, _ in samples]
+    width, rows = max(width for _, width in sizes), list[Pixels]()
+    for (image, truth, predicted), size in zip(samples, sizes, strict=True):
         drawn = (image, overlay(image, truth, has_background), overlay(image, predicted, has_background))
-        errors = error_map(image, truth, predicted, size, is_binary)
-        rows.append([*(_resized(picture, size) for picture in drawn), errors])
-    width = max(row[0].shape[1] for row in rows)
-    heads = [_text([(name, None)], width) for name in PANELS]
-    columns = [_joined([head, _joined([row[at] for row in rows], gap=GAP)]) for at, head in enumerate(heads)]
-    panels = _joined(columns, 1, GAP)
-    width = panels.shape[1]
+        shown = [*(_resized(picture, size) for picture in drawn), error_map(image, truth, predicted, size, is_binary)]
+        rows.append(np.hstack([_pad(panel, size[0] + GAP, width + GAP) for panel in shown]))
+    heads = np.hstack([_pad(_text([(name, None)], width), LINE_HEIGHT, width + GAP) for name in PANELS])
+    panels, width = np.vstack([heads, *rows])[:-GAP, :-GAP], heads.shape[1] - GAP
     titles = [_text([(title, None)], width)] if title else []
     classes = legend([truth for _, truth, _ in samples], id_names, has_background, width)
     words = {"found": ErrorKind.FOUND, "missed": ErrorKind.MISSED, "falsely found": ErrorKind.FALSE}
     of_class = {f"{id_names[1]}, {word}": kind for word, kind in words.items()} if is_binary else {}
     names = of_class or {"wrong": ErrorKind.WRONG}
     meanings = _text([("errors:", None), *((text, ERROR_COLOURS[kind]) for text, kind in names.items())], width)
-    whole = _joined([*titles, panels, classes, meanings])
+    whole = np.vstack([*titles, panels, classes, meanings])
     return np.pad(whole, ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=PAPER)
 
 
@@ -132,21 +132,20 @@ def error_map(image: Pixels, truth: Pixels, predicted: Pixels, size: tuple[int, 
     """The image dimmed, with wrong pixels in colour; of one class and background, missed and falsely found ones in two
     colours."""
     grey = (cv2.cvtColor(_resized(image, size), cv2.COLOR_RGB2GRAY) * DIMMED).astype(np.uint8)
-    kinds = error_kinds(truth, predicted, size, is_binary)[:, :, None]
+    kinds = error_kinds(truth, predicted, size, is_binary)
     colours = np.array([BACKGROUND_COLOUR, *ERROR_COLOURS.values()], np.uint8)
-    return np.where(kinds > 0, colours[kinds[:, :, 0]], grey[:, :, None])
+    return np.where(kinds[:, :, None] > 0, colours[kinds], grey[:, :, None])
 
 
 def error_kinds(truth: Pixels, predicted: Pixels, size: tuple[int, int], is_binary: bool) -> Pixels:
     """H,W ids → h,w of ErrorKind, 0 where there is nothing to show. Made smaller, the highest kind of the pixels that
     one stands for: a small error is not lost."""
-    is_counted = truth != IGNORED
-    kinds = np.where(is_counted, np.uint8(0), np.uint8(ErrorKind.IGNORED))
-    kinds[(truth != predicted) & is_counted] = ErrorKind.WRONG
+    kinds = np.where(truth != predicted, np.uint8(ErrorKind.WRONG), np.uint8(0))
     if is_binary:
         kinds[(truth == 1) & (predicted == 1)] = ErrorKind.FOUND
         kinds[(truth == 1) & (predicted == 0)] = ErrorKind.MISSED
         kinds[(truth == 0) & (predicted == 1)] = ErrorKind.FALSE
+    kinds[truth == IGNORED] = ErrorKind.IGNORED
     factor = max(1, -(-truth.shape[0] // size[0]))
     return cv2.resize(cv2.dilate(kinds, np.ones((factor, factor))), size[::-1], interpolation=cv2.INTER_NEAREST)
 
@@ -157,20 +156,17 @@ def legend(masks: Sequence[Pixels], names: Sequence[str], has_background: bool, 
     entries: list[tuple[str, Colour | None]] = [*drawn[:MAX_LEGEND]]
     if names and any((ids == IGNORED).any() for ids in masks):
         entries.append(("ignored", IGNORED_COLOUR))
-    return _text(entries, width) if entries else np.full((0, width, 3), PAPER, np.uint8)
+    return _text(entries, width)
 
 
 def _text(entries: Sequence[tuple[str, Colour | None]], width: int) -> Pixels:
     """Texts beside each other on white, each after a square of its colour, in as many rows as it takes. OpenCV draws
-    ASCII only. What is longer than a row loses its middle."""
-    rows: list[Pixels] = []
-    place = width
+    ASCII only. What is longer than a row loses its beginning: names of files end in what differs."""
+    rows, place = [np.empty((0, width, 3), np.uint8)], width
     for text, colour in entries:
         start, shown = 0 if colour is None else SQUARE, text.encode("ascii", "replace").decode()
-        half = len(shown) // 2
-        while half > 1 and start + _text_width(shown) > width:
-            half -= 1
-            shown = f"{text[:half]}...{text[-half:]}".encode("ascii", "replace").decode()
+        while len(shown) > 1 and start + _text_width(shown) > width:
+            shown = shown[1 + len(shown) // 20 :]
         if place + start + _text_width(shown) > width:
             rows.append(np.full((LINE_HEIGHT, width, 3), PAPER, np.uint8))
             place = 0
@@ -199,13 +195,7 @@ def _resized(picture: Pixels, size: tuple[int, int]) -> Pixels:
     return cv2.resize(picture, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_NEAREST)
 
 
-def _joined(pictures: Sequence[Pixels], axis: int = 0, gap: int = 0, least: int = 0) -> Pixels:
-    """Pictures below each other, or beside each other (axis 1), on white, each as wide as the widest."""
-    across = max(picture.shape[1 - axis] for picture in pictures)
-    padded = []
-    for index, picture in enumerate(pictures):
-        border = [(0, 0), (0, 0), (0, 0)]
-        border[1 - axis] = (0, across - picture.shape[1 - axis])
-        border[axis] = (0, max(0, least - picture.shape[axis]) + (gap if index + 1 < len(pictures) else 0))
-        padded.append(np.pad(picture, border, constant_values=PAPER))
-    return np.concatenate(padded, axis)
+def _pad(picture: Pixels, height: int, width: int) -> Pixels:
+    """On white, in the upper left corner."""
+    beyond = ((0, height - picture.shape[0]), (0, width - picture.shape[1]), (0, 0))
+    return np.pad(picture, beyond, constant_values=PAPER)

@@ -43,8 +43,7 @@ class StoredFile(type(Path())):  # type: ignore[misc] # before Python 3.12 nothi
     shown: str  # as messages name it: a path would turn the // of a URL into a /
     stamp: Stamp  # differs where the content does
     facts: Mapping[str, Any] | None  # of an image or of a mask, as the scan caches them
-    span: Any  # of the shard, that the store fetches at once
-    member: Any
+    member: Any  # its shard's name, and where it lies in it
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -228,47 +228,37 @@ def encode_image(pixels: Pixels, extension: str) -> bytes:
     return buffer.tobytes()
 
 
-FORMATS = """
-.heic .heif: a photo in Apple's HEIC format; convert it to JPEG or PNG
-.avif .jfif .jpe .ppm .pgm .pnm .jp2 .jxl .tga .psd .svg .pdf: a picture of a form that is not read; convert it to \
-PNG or TIFF (magick FILE out.png)
-.dcm .dicom .ima: a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them)
-.nii .nii.gz: a NIfTI volume; save its slices as TIFF or .npy (nibabel reads them; training takes volumes)
-.czi .nd2 .lif .oib .lsm .vsi .ims: a file of a microscope; save it as TIFF (bfconvert FILE out.tif)
-.npz .h5 .hdf5 .mat .mha .mhd .nrrd: a file of arrays; save each image in it as TIFF or .npy
-.zip .tar .7z .rar .gz .tgz: an archive; unpack it, and give the folder in its place (shards are plain .tar)
-.mp4 .mov .avi .mkv .webm .mpg .wmv: a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)
-.parquet .arrow: a table of Hugging Face, which is not read; save its images and masks as files, or give the pairs \
-from Python (train_data=)
-git-lfs: a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned
-html: a web page; the download failed and saved the site's answer: download it again
-text: a text, not an image
-"""  # that are not read, by extension or name
-LINES = (line.split(": ", 1) for line in FORMATS.strip().splitlines())
-FOREIGN_FORMATS = {name: text for names, text in LINES for name in names.split()}
-SIGNATURES = {  # how such files begin
-    ".heic": rb".{4}ftyp(hei[cxms]|hevc|mif1|msf1)",
-    ".dcm": rb".{128}DICM",
-    ".zip": rb"PK(\x03\x04|\x05\x06)|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07",
-    ".pdf": rb"%PDF-|8BPS|.{4}ftypavi[fs]",
-    "git-lfs": rb"version https://git-lfs\.github\.com/spec/",
-    "html": rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype html|html)",
-    "text": rb"(\xef\xbb\xbf)?\s*(\{|\[|<\?xml)",
-}
+# What is not read: extensions | how such a file begins, as a regular expression | what it is and what to do.
+OTHERS = """
+.heic .heif | .{4}ftyp(hei[cxms]|hevc|mif1|msf1) | a photo in Apple's HEIC format; convert it to JPEG or PNG
+.avif .jfif .jpe .ppm .pgm .pnm .jp2 .jxl .tga .psd .svg .pdf | %PDF-|8BPS|.{4}ftypavi[fs] | \
+a picture of a form that is not read; convert it to PNG or TIFF (magick FILE out.png)
+.dcm .dicom .ima | .{128}DICM | a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them)
+.nii .nii.gz | \\Z | a NIfTI volume; save its slices as TIFF or .npy (nibabel reads them; training takes volumes)
+.czi .nd2 .lif .oib .lsm .vsi .ims | \\Z | a file of a microscope; save it as TIFF (bfconvert FILE out.tif)
+.npz .h5 .hdf5 .mat .mha .mhd .nrrd | \\Z | a file of arrays; save each image in it as TIFF or .npy
+.zip .tar .7z .rar .gz .tgz | PK[\x03\x05]|\x1f\x8b|7z\xbc\xaf|Rar! | an archive; unpack it, and give the folder
+.mp4 .mov .avi .mkv .webm .mpg .wmv | \\Z | a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)
+.parquet .arrow | \\Z | a table of Hugging Face; save its images and masks as files, or give them from Python
+git-lfs | version https://git-lfs | a pointer of git-lfs, not the file itself; run git lfs pull where it was cloned
+html | (?i)(\xef\xbb\xbf)?\\s*<(!doctype )?html | a web page; the download failed and saved the site's answer: repeat it
+text | (\xef\xbb\xbf)?\\s*(\\{|\\[|<\\?xml) | a text, not an image
+"""
+ROWS = [line.split(" | ") for line in OTHERS.strip().splitlines()]
+BY_EXTENSION = {extension: what for extensions, _, what in ROWS for extension in extensions.split()}
 HEAD_BYTES = 512
 
 
 def describe_content(data: bytes) -> str | None:
     """What a file that is no image is by its first bytes, with the fix; None if it is nothing that is known here."""
-    found = (name for name, signature in SIGNATURES.items() if re.match(signature, data[:HEAD_BYTES], re.DOTALL))
-    return FOREIGN_FORMATS.get(next(found, ""))
+    head = data[:HEAD_BYTES].decode("latin-1")
+    return next((what for _, start, what in ROWS if head and re.match(start, head, re.DOTALL)), None)
 
 
 def describe_file(path: Path) -> str | None:
     """What a file is by its extension or, where it has none, by its first bytes; None for anything else."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes:
-        return FOREIGN_FORMATS.get("".join(suffixes[-2:])) or FOREIGN_FORMATS.get(suffixes[-1])
+    if suffixes := [suffix.lower() for suffix in path.suffixes]:
+        return BY_EXTENSION.get("".join(suffixes[-2:])) or BY_EXTENSION.get(suffixes[-1])
     with contextlib.suppress(ReadError, OSError), open_file(path) as file:
         return describe_content(file.read(HEAD_BYTES))
     return None

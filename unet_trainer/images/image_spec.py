@@ -14,6 +14,7 @@ import numpy as np
 
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
 from unet_trainer.images.image_decoding import EncodedImage, Pixels, map_npy
+from unet_trainer.images.mask_decoding import as_lists, as_tuples
 from unet_trainer.images.tiff_files import TiffImage, read_errors
 from unet_trainer.images.tiling import Size, fit_image, resize_image
 
@@ -71,15 +72,12 @@ class ImageSpec:
         return np.where(is_missing, (mean if is_float else mean.round()).astype(image.dtype), image), is_missing
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: as_lists(value) for name, value in asdict(self).items()}
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> "ImageSpec":
         """Checkpoints of earlier versions say nothing of missing data."""
-        plain: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
-        }
-        return ImageSpec(**plain)
+        return ImageSpec(**{name: as_tuples(value) for name, value in content.items()})
 
 
 class Decoded(NamedTuple):
@@ -131,12 +129,12 @@ class ImageReader:
 
     def read(self, rows: slice, columns: slice) -> Pixels:
         """H,W,C of a part, in the file's own depth. Raises ReadError."""
-        part = np.ascontiguousarray(self.stored[rows, columns])
+        part, nodata = np.ascontiguousarray(self.stored[rows, columns]), None
         if self.spec is None:
             return part
         if self.tiff is not None:
-            part = self.tiff.as_shown(part, self.spec.channels)
-        filled, is_missing = self.spec.fill(part, None if self.tiff is None else self.tiff.nodata)
+            part, nodata = self.tiff.as_shown(part, self.spec.channels), self.tiff.nodata
+        filled, is_missing = self.spec.fill(part, nodata)
         self.has_missing |= is_missing is not None
         return filled
 

@@ -37,8 +37,7 @@ def decode_mask_or_alpha(file: EncodedImage) -> tuple[Pixels, bool]:
         mask = _decode_mask_values(file)
         if file.channels_with_alpha and (mask == mask.flat[0]).all():
             alpha = np.ascontiguousarray(file.decode(channels=file.channels_with_alpha)[:, :, -1])
-            varies, is_invisible = alpha.min() < alpha.max(), alpha.max() == 0
-            if varies or (is_invisible and mask.flat[0] != 0):  # the mask of an image without objects
+            if alpha.min() < alpha.max() or alpha.max() == 0 != mask.flat[0]:  # all invisible: an image without objects
                 return alpha, True
         return mask, False
 
@@ -67,13 +66,12 @@ def _palette_values(indices: Pixels, file: EncodedImage) -> Pixels:
 def whole_numbers(mask: Pixels) -> Pixels:
     """H,W or H,W,C → H,W uint8, uint16 or, for colours, int32; raises ReadError for anything else."""
     mask = mask.astype(np.uint8) if mask.dtype == np.bool_ else mask
-    has_colours = False
+    depth = mask.dtype
     if mask.ndim == 3 and mask.shape[2] in (1, 3):
-        joined = mask[:, :, 0] if mask.shape[2] == 1 else _join_colours(mask)
-        has_colours, mask = joined.dtype != mask.dtype, joined
+        mask = mask[:, :, 0] if mask.shape[2] == 1 else _join_colours(mask)
     if mask.ndim != 2 or mask.size == 0:
         raise ReadError(f"an array of shape {mask.shape}; a mask has one value, or a colour, for each pixel")
-    if mask.dtype == np.uint8 or has_colours:
+    if mask.dtype == np.uint8 or mask.dtype != depth:  # colours
         return np.ascontiguousarray(mask)
     low, high = mask.min().item(), mask.max().item()
     if np.isnan(low):
@@ -155,12 +153,10 @@ class MaskCoding:
         return np.where(values[position] == mask, ids[position], np.uint8(IGNORED if self.ignores_unknown else UNKNOWN))
 
     def _encode_nearby(self, mask: Pixels) -> Pixels:
-        is_wide = (mask > 255) & (mask < COLOUR)  # greys of more than 8 bits are close to themselves alone
         colours = np.where(mask >= COLOUR, mask - COLOUR, np.minimum(mask, 255) * 0x010101)
         ids = _nearby_table(tuple(self._known.items()), self.tolerance)[colours]
-        ids[is_wide] = IGNORED
-        for value in (value for value in self._known if 255 < value < COLOUR):
-            ids[mask == value] = self._known[value]
+        for value in np.unique(mask[(mask > 255) & (mask < COLOUR)]).tolist():  # close to itself alone
+            ids[mask == value] = self._known.get(value, IGNORED)
         return ids
 
     def to_dict(self) -> dict[str, Any]:
@@ -213,9 +209,9 @@ def given_coding(
         threshold = 0 if mask_values == "nonzero" else int(mask_values.removeprefix("above "))
         return MaskCoding(None, threshold, joined, ignores_unknown=ignores_unknown, reason=reason)
     classes = [tuple(map(as_number, split_values(mask_class))) for mask_class in mask_values]
-    merged = tuple(values[1:] for values in classes)
-    values = tuple(values[0] for values in classes)
-    return MaskCoding(values, 0, joined, merged if any(merged) else (), ignores_unknown, tolerance, reason)
+    values, merged = tuple(first for first, *_ in classes), tuple(others for _, *others in classes)
+    further = tuple(map(tuple, merged)) if any(merged) else ()
+    return MaskCoding(values, 0, joined, further, ignores_unknown, tolerance, reason)
 
 
 def as_number(value: MaskValue) -> int:

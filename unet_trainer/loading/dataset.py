@@ -101,12 +101,10 @@ class SegmentationDataset:
         return isinstance(first, StoredFile) and bool(first.store.is_remote)
 
     def read_ahead(self, keys: Sequence[Key]) -> None:
-        """Begins to fetch samples of remote shards that will be asked for next."""
-        if not self.is_remote:
-            return
-        pairs = dict.fromkeys(self.tiling.pair_index(index) for _, index in keys)
-        missing = [self.pairs[pair] for pair in pairs if self.cache is None or pair >= len(self.cache)]
-        files = [file for pair in missing for file in (pair.image, pair.mask) if isinstance(file, StoredFile)]
+        """Fetches samples of remote shards that will be asked for next."""
+        num_cached = 0 if self.cache is None else len(self.cache)
+        pairs = [self.pairs[pair] for _, index in keys if (pair := self.tiling.pair_index(index)) >= num_cached]
+        files = [file for pair in pairs for file in (pair.image, pair.mask) if isinstance(file, StoredFile)]
         if files:
             files[0].store.read_ahead(files)
 

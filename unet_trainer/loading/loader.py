@@ -155,13 +155,8 @@ def advise(times: EpochTimes, num_cores: int, cache: str, on_cpu: bool) -> str |
     if times.data_wait <= MAX_WAIT:
         return None
     most = num_cores // 2 if on_cpu else num_cores - 1
-    fix = "a smaller image_size or a lighter augmentation would help, or more cores"
-    if cache == "none" and times.augment_seconds < times.read_seconds:
-        fix = "cache: ram would help"
-    elif most > times.num_workers:
-        fix = f"num_workers: {most} would help"
-    return (
-        f"the model waits for data in {times.data_wait:.0%} of the time "
-        f"(reading {times.read_seconds * 1e3:.1f} ms and augmenting {times.augment_seconds * 1e3:.1f} ms an image, "
-        f"{times.num_workers} workers); {fix}"
-    )
+    fix = f"num_workers: {most}" if most > times.num_workers else "a smaller image_size or a lighter augmentation"
+    fix = "cache: ram" if cache == "none" and times.augment_seconds < times.read_seconds else fix
+    cost = f"reading {times.read_seconds * 1e3:.1f} ms and augmenting {times.augment_seconds * 1e3:.1f} ms an image"
+    waits = f"the model waits for data in {times.data_wait:.0%} of the time"
+    return f"{waits} ({cost}, {times.num_workers} workers); {fix} would help"

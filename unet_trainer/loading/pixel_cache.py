@@ -42,8 +42,8 @@ class PixelCache:
         return len(self.starts)
 
     def fill(self, read: Callable[[int], tuple[Pixels, Pixels]], index: int) -> None:
-        for view, part in zip(self._views(index), read(index), strict=True):
-            view[:] = part
+        image, mask = self._views(index)
+        image[:], mask[:] = read(index)
 
     def pair(self, index: int) -> tuple[Pixels, Pixels]:
         """They cannot be written to."""

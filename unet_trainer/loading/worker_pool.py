@@ -2,9 +2,8 @@
 elsewhere; and the copy of batches to the GPU.
 
 A batch is planned, then pending: it has a buffer, and its pieces are tasks of the workers. The training loop reads it
-from the buffer, which is free again once the copy to the GPU has ended. Plans reach past the end of an epoch and
-through validation, so that the workers never run dry. A batch that a worker failed to fill is read again by the loader:
-if it fails there too, that error ends the run; if not, its pieces are counted in `num_failed`, which is reported."""
+from the buffer, which is free again once the copy to the GPU has ended. Plans reach past the end of an epoch, so that
+the workers never run dry. A batch that a worker failed to fill is read again by the loader, and its pieces counted."""
 
 import contextlib
 import mmap
@@ -76,24 +75,22 @@ class ThreadWorkers:
     """Threads, where processes cannot be forked, with the methods of ForkedWorkers."""
 
     def __init__(self, num_workers: int, main: WorkerMain) -> None:
-        self.tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.results: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.num_workers, self.send, self.capacity = num_workers, self.tasks.put, sys.maxsize
+        tasks, self.results = queue.SimpleQueue[bytes](), queue.SimpleQueue[bytes]()
+        self.num_workers, self.send, self.capacity = num_workers, tasks.put, sys.maxsize
         for number in range(num_workers):
-            threading.Thread(target=main, args=(self.tasks.get, self.results.put, number), daemon=True).start()
+            threading.Thread(target=main, args=(tasks.get, self.results.put, number), daemon=True).start()
 
     def receive(self, seconds: float) -> bytes:
-        try:
+        with contextlib.suppress(queue.Empty):
             return self.results.get(timeout=seconds)
-        except queue.Empty:
-            return b""
+        return b""
 
     def dead_worker(self) -> None:
         return None
 
     def close(self) -> None:
         for _ in range(self.num_workers):
-            self.tasks.put(b"")
+            self.send(b"")
 
 
 class BatchKey(NamedTuple):
@@ -208,8 +205,7 @@ class WorkerPool:
         workers = self._assign()
         while True:
             if (dead := workers.dead_worker()) is not None:  # reported even when the other workers could do its work
-                number, how = dead
-                raise self._closed(f"{how}; it may have been reading {self._describe_reading(number)}")
+                raise self._closed(f"{dead[1]}; it may have been reading {self._describe_reading(dead[0])}")
             if self.pending and not self.pending[0].num_missing:
                 return self.pending.popleft()
             if self._collect(workers.receive(POLL_SECONDS)):
@@ -327,13 +323,12 @@ def _worker_main(
         in_progress[:] = batch_id, position
 
     while message := receive():
-        batch_id, assembler, epoch, batch, buffer, start, stop = TASK.unpack(message)
+        batch_id, assembler, epoch, batch, buffer, *piece = TASK.unpack(message)
         is_filled, seconds, why = False, (0.0, 0.0), ""
         if batch_id >= buffers.first_wanted[0]:
             try:
-                piece, reading = range(start, stop), partial(note, batch_id)
-                seconds = own[assembler].fill(buffers.arrays[buffer], epoch, batch, piece, reading)
-                is_filled = True
+                reading, memory = partial(note, batch_id), buffers.arrays[buffer]
+                seconds, is_filled = own[assembler].fill(memory, epoch, batch, range(*piece), reading), True
             except Exception as error:  # of any kind: the training process reads the batch and raises what it meets
                 why = f"{type(error).__name__}: {error}"
         in_progress[:] = -1

@@ -9,10 +9,11 @@ from typing import Any
 from unet_trainer.config.schema import Config
 from unet_trainer.data.annotations import inside
 from unet_trainer.data.formats.objects import NO_MASK, SMALLER_ON_TOP, Annotations, Shape, as_name
-from unet_trainer.data.formats.shapes import Canvas, as_points, fill_counts, fill_polygon
+from unet_trainer.data.formats.shapes import as_points, fill_counts, fill_polygon
 from unet_trainer.data.pairs import Pair, first_few
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import ReadError
+from unet_trainer.images.image_decoding import Pixels
 
 PANOPTIC = "it is of COCO panoptic, with masks in PNG files; use instances, or convert these to class ids"
 
@@ -26,7 +27,9 @@ def _parse(annotations: Annotations, path: Path, content: Mapping[str, Any]) -> 
     names: dict[Any, str] = {}  # by id
     for number, category in enumerate(content["categories"], start=1):
         with inside(f"category {number}"):
-            names[_new(category["id"], names)] = as_name(category["name"])
+            if category["id"] in names:
+                raise ReadError(f"id {category['id']!r:.60} is used twice")
+            names[category["id"]] = as_name(category["name"])
     shapes: dict[Any, list[Shape]] = defaultdict(list)  # by image
     for number, annotation in enumerate(content["annotations"], start=1):
         with inside(f"annotation {number}"):
@@ -41,30 +44,25 @@ def _parse(annotations: Annotations, path: Path, content: Mapping[str, Any]) -> 
     groups = {str(category.get("supercategory")) for category in content["categories"]}
     in_order = sorted(names.items(), key=lambda item: (isinstance(item[0], str), item[0]))
     annotations.classes += [name for key, name in in_order if key != 0 or name in used or name not in groups]
-    seen: dict[Any, int] = {}
+    seen = set[Any]()
     for number, image in enumerate(content["images"], start=1):
         with inside(f"image {number}"):
-            seen[_new(image["id"], seen)] = number
+            if image["id"] in seen:
+                raise ReadError(f"id {image['id']!r:.60} is used twice")
+            seen.add(image["id"])
             size = image.get("height"), image.get("width")
             annotations.add(path, str(image["file_name"]), shapes.pop(image["id"], []), size)
     orphans = [shape.name for its in shapes.values() for shape in its]
     annotations.note("annotation", orphans, f"in {path.name} of images that it does not list, left out")
 
 
-def _new(key: Any, known: Mapping[Any, Any]) -> Any:
-    if key in known:
-        raise ReadError(f"id {key!r:.60} is used twice")
-    return key
-
-
-def _draw(annotation: Mapping[str, Any], canvas: Canvas) -> None:
+def _draw(annotation: Mapping[str, Any], canvas: Pixels) -> None:
     if not (segmentation := annotation.get("segmentation")):
         raise ReadError(NO_MASK)
     if not isinstance(segmentation, dict):  # one polygon may be without the list around it
         for polygon in segmentation if isinstance(segmentation[0], list) else [segmentation]:
             fill_polygon(canvas, as_points(polygon))
-    elif segmentation["size"] == [*canvas.pixels.shape]:
-        fill_counts(canvas, segmentation["counts"])
-    else:
-        need = f"need {[*canvas.pixels.shape]}, height and width"
-        raise ReadError(f"its run lengths are for the size {segmentation['size']!r:.60}; {need}")
+        return
+    if (size := segmentation["size"]) != [*canvas.shape]:
+        raise ReadError(f"its run lengths are for the size {size!r:.60}; need {[*canvas.shape]}, height and width")
+    fill_counts(canvas, segmentation["counts"])

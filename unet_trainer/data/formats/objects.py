@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.data.annotations import AnnotatedFolder, File, annotated_folder, inside
 from unet_trainer.data.converted import Conversion
-from unet_trainer.data.formats.shapes import Canvas
 from unet_trainer.data.names import part_in
 from unet_trainer.data.pairs import Pair, Part, Problem, describe_problems, divided, first_few, path_in
 from unet_trainer.data.place import Place
@@ -27,6 +27,7 @@ UNCLAIMED, BELOW_ALL = 2**31 - 1, 2**30  # sizes of no object, and added to that
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
 SMALLER_ON_TOP = "the smaller object is on top"
 NO_MASK = "a box without an outline, and a box is no mask; export polygons or masks, or remove it"
+NO_AREA = "left out, without an area (a point, a line) or outside of the image"
 FIX = "correct these entries, or their image files, or remove them"
 
 
@@ -35,7 +36,7 @@ class Shape(NamedTuple):
 
     label: str
     name: str
-    draw: Callable[[Canvas], None]  # raises DataError
+    draw: Callable[[Pixels], None]  # on a canvas, H,W bool; raises DataError
     is_crowd: bool = False  # of COCO: below all others
     has_area: bool = True
 
@@ -47,7 +48,7 @@ class AnnotatedImage(NamedTuple):
     shapes: Sequence[Shape]
     part: Part | None
     source: Path  # the annotation file
-    where: str  # names the image in a message: "instances.json, image 'a.jpg'"
+    where: str = ""  # names the image in a message: "instances.json, image 'a.jpg'"
     size: tuple[Any, Any] = (None, None)  # height and width that the annotation states
 
 
@@ -73,35 +74,35 @@ class Annotations:
 
     def read(self, parse: Callable[["Annotations", Path, Any], None], files: Sequence[File] | None = None) -> bool:
         """Let `parse` add the images and classes of each file, by default those of the tool. Whether there are any."""
-        files = self.folder.files_of(self.tool) if files is None else files
+        if not (files := self.folder.files_of(self.tool) if files is None else files):
+            return False
         for path, content in files:
             with inside(path):
                 parse(self, path, content)
         self.shown = ", ".join(path_in(self.folder.data_dir, path) for path, _ in files)
-        if self.one_each and files:
+        if self.one_each:
             self.shown = f"{counted(len(files), self.one_each)} such as {files[0][0].name}"
-        if files and not self.images:
+        if not self.images:
             what = f"none of their images is in {self.folder.root} ({first_few(self.missing)})"
             raise DataError(f"{self.shown} ({self.tool}): {what}; set image_dir to their folder")
         self.note("image", self.missing, f"of {self.shown} without a readable file left out")
-        return bool(files)
+        return True
 
     def add(self, source: Path, name: str, shapes: Sequence[Shape], size: tuple[Any, Any] = (None, None)) -> None:
         """An image that a file lists, by its name and the folders before it; without a file it is left out."""
-        where, near = path_in(self.folder.data_dir, source), source.parent
+        where = path_in(self.folder.data_dir, source)
         part = part_in(where.split("/")[:-1] if source.is_relative_to(self.folder.data_dir) else [])
-        part = part if self.one_each else part_in([source.stem]) or part
-        file = self.folder.find_image(name, near, part)
-        if file is None and self.one_each:
-            file = self.folder.find_image(source.stem, near, part)
+        names = [name, source.stem] if self.one_each else [name]
+        if not self.one_each:
+            where, part = f"{where}, image {name!r:.250}", part_in([source.stem]) or part
+        file = next(filter(None, (self.folder.find_image(each, source.parent, part) for each in names)), None)
         if file is None:
             self.missing.append(name or source.name)
-            return
-        where = where if self.one_each else f"{where}, image {name!r:.250}"
-        if file in self.images:
+        elif file in self.images:
             twice = f"{file} is annotated twice: {self.images[file].where} and {where}"
             raise DataError(f"{twice}; remove one of them, or set mask_dir to the annotations that count")
-        self.images[file] = AnnotatedImage(file, shapes, part or self.folder.part_of(file), source, where, size)
+        else:
+            self.images[file] = AnnotatedImage(file, shapes, part or self.folder.part_of(file), source, where, size)
 
     def note(self, noun: str, names: Iterable[str], what: str) -> None:
         if names := [*names]:
@@ -125,25 +126,24 @@ class Annotations:
             make = partial(_draw_mask, image, classes, self.overlap_rule)
             conversions.append(Conversion(path_in(root, image.file).lstrip("/"), [image.source, image.file], make))
         settings, label = [classes, self.overlap_rule], "Drawing masks from annotations:"
-        drawn = [*zip(images, self.place.converter.write(self.tool.lower(), settings, conversions, label), strict=True)]
-        wrong = [(image.part == "test", f"{image.where}: {mask.problem}") for image, mask in drawn if mask.problem]
-        self.note("test image", (line for is_test, line in wrong if is_test), "left out")  # stops no training
-        bad = tuple(line for is_test, line in wrong if not is_test)
-        problem = Problem("annotations", "annotation", "that cannot be used", bad, FIX)
-        if len(bad) == len(drawn):
+        masks = self.place.converter.write(self.tool.lower(), settings, conversions, label)
+        pairs, lost, bad = list[Pair](), list[str](), list[str]()
+        for image, mask in zip(images, masks, strict=True):
+            if mask.problem:  # in a test image, it stops no training
+                (lost if image.part == "test" else bad).append(f"{image.where}: {mask.problem}")
+            else:
+                name = path_in(root, image.file.with_suffix(""))
+                pairs.append(Pair(name, image.file, mask.path, image.part, mask_origin=image.where))
+        self.note("test image", lost, "left out")
+        problem = Problem("annotations", "annotation", "that cannot be used", tuple(bad), FIX)
+        if len(bad) == len(masks):
             raise DataError(describe_problems([problem]))
-        for noun, what in (
-            ("object", "left out, without an area (a point, a line) or outside of the image"),
-            ("pixel", f"in objects of several classes; {self.overlap_rule}"),
-        ):
-            if number := sum(mask.facts.get(noun, 0) for _, mask in drawn):
-                holders = (image.file.name for image, mask in drawn if mask.facts.get(noun))
-                self.notices.append(f"{counted(number, noun)} {what}: in {first_few(holders, 3)}")
-        pairs = [
-            Pair(path_in(root, image.file.with_suffix("")), image.file, mask.path, image.part, mask_origin=image.where)
-            for image, mask in drawn
-            if not mask.problem
-        ]
+        overlap = f"in objects of several classes; {self.overlap_rule}"
+        for noun, what in (("object", NO_AREA), ("pixel", overlap)):
+            found = [(image.file.name, mask.facts.get(noun, 0)) for image, mask in zip(images, masks, strict=True)]
+            if number := sum(number for _, number in found):
+                where = first_few((name for name, number in found if number), 3)
+                self.notices.append(f"{counted(number, noun)} {what}: in {where}")
         rule = f"{self.shown} ({self.tool}), drawn as masks, classes {self.class_order}"
         class_names = classes if len(classes) == 1 else ("background", *classes)
         notices = (*self.notices, *self.folder.notices)
@@ -179,9 +179,7 @@ def as_name(value: object) -> str:
 
 def _draw_mask(image: AnnotatedImage, classes: Sequence[str], overlap_rule: str) -> tuple[Pixels, Mapping[str, int]]:
     """H,W uint8 class ids of one image; and how many objects are empty, and pixels are in objects of several classes.
-
-    With SMALLER_ON_TOP, of two objects the one with fewer pixels is seen, whatever their order (of equal ones the
-    later); else the later."""
+    With SMALLER_ON_TOP, of two objects the one with fewer pixels is seen, of equal ones the later; else the later."""
     with naming(f"the file {image.file.name}"):
         height, width = size = read_image(image.file).shape[:2]
     if any(image.size) and image.size != size:
@@ -190,11 +188,13 @@ def _draw_mask(image: AnnotatedImage, classes: Sequence[str], overlap_rule: str)
         raise ReadError(f"{annotated}, and the file {image.file.name} has {width}×{height} pixels{turned}")
     ids = {name: number for number, name in enumerate(classes, start=1)} | {IGNORE_NAME: IGNORED}
     mask, sizes = np.zeros(size, np.uint8), np.full(size, UNCLAIMED, np.int32)
-    canvas, contested, num_empty = Canvas(height, width), np.zeros(size, np.bool_), 0
+    canvas, contested, num_empty = np.zeros(size, np.bool_), np.zeros(size, np.bool_), 0
     for shape in image.shapes:
         with inside(shape.name):
             shape.draw(canvas)
-        area, pixels = canvas.take()
+        left, top, width, height = cv2.boundingRect(canvas.view(np.uint8))
+        area = slice(top, top + height), slice(left, left + width)
+        pixels, canvas[area] = canvas[area].copy(), False
         there, size_there = mask[area], sizes[area]
         num_pixels, class_id = int(np.count_nonzero(pixels)), ids.get(shape.label, 0)
         num_empty += num_pixels == 0

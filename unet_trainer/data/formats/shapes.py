@@ -1,10 +1,9 @@
 """Outlines and run lengths → pixels, exactly: a pixel belongs to a shape if its centre lies inside. Each function adds
-its shape to a canvas.
+its shape to a canvas, H,W bool; what lies beyond the border is cut off.
 
 Coordinates are continuous, x to the right and y down; (0, 0) is the outer corner of the first pixel, whose centre is
 (0.5, 0.5). A centre on a right or lower edge of a polygon is inside, on a left or upper edge outside, as with
-pycocotools: two that share an edge share no pixel. A polygon that crosses itself is filled by the even-odd rule. What
-lies beyond the border is cut off."""
+pycocotools: two that share an edge share no pixel. A polygon that crosses itself is filled by the even-odd rule."""
 
 import math
 import re
@@ -22,29 +21,11 @@ MAX_CROSSINGS = 2**25  # rows that the edges of one polygon cross, all together:
 ROUND = 1.00001  # makes a polygon of a point each half degree as large as its circle, and centres on it belong to it
 
 
-class Canvas:
-    """The pixels of the object that is being drawn, H,W bool, and the corners of its parts, for the box around them."""
-
-    def __init__(self, height: int, width: int) -> None:
-        self.pixels, self.corners = np.zeros((height, width), np.bool_), list[tuple[int, int]]()
-
-    def add(self, top: int, left: int, pixels: Pixels) -> None:
-        """H,W bool, with its upper left pixel at `top` and `left`; what lies beyond the border is cut off."""
-        height, width = self.pixels.shape
-        pixels = pixels[max(0, -top) : max(0, height - top), max(0, -left) : max(0, width - left)]
-        if pixels.size:
-            top, left = max(0, top), max(0, left)
-            bottom, right = top + pixels.shape[0], left + pixels.shape[1]
-            self.pixels[top:bottom, left:right] |= pixels
-            self.corners += [(top, left), (bottom, right)]
-
-    def take(self) -> tuple[tuple[slice, slice], Pixels]:
-        """The box and its pixels; the canvas is empty again."""
-        corners, self.corners = np.array(self.corners or [(0, 0)]), []
-        area = slice(corners[:, 0].min(), corners[:, 0].max()), slice(corners[:, 1].min(), corners[:, 1].max())
-        pixels = self.pixels[area].copy()
-        self.pixels[area] = False
-        return area, pixels
+def paste(canvas: Pixels, top: int, left: int, pixels: Pixels) -> None:
+    """Add H,W bool with its upper left pixel at `top` and `left`."""
+    pixels = pixels[max(0, -top) :, max(0, -left) :]
+    place = canvas[max(0, top) :, max(0, left) :][: pixels.shape[0], : pixels.shape[1]]
+    place |= pixels[: place.shape[0], : place.shape[1]]
 
 
 def as_points(value: Any) -> Pixels:
@@ -58,19 +39,17 @@ def as_points(value: Any) -> Pixels:
     return points[:, :2]
 
 
-def fill_polygon(canvas: Canvas, points: Pixels) -> None:
+def fill_polygon(canvas: Pixels, points: Pixels) -> None:
     """Fill the closed outline through `points`, N,2 float64 x and y; fewer than three have no pixel."""
-    if len(points) < 3:
-        return
-    height, width = canvas.pixels.shape
+    height, width = canvas.shape
     start, stop = points, np.roll(points, -1, axis=0)
-    goes_up = start[:, 1] > stop[:, 1]  # each edge downwards: the edge that two polygons share is the same for both
-    (x0, y0), (x1, y1) = np.where(goes_up[:, None], stop, start).T, np.where(goes_up[:, None], start, stop).T
+    goes_up = (start[:, 1] > stop[:, 1])[:, None]  # each edge downwards: one that two polygons share is equal in both
+    (x0, y0), (x1, y1) = np.where(goes_up, stop, start).T, np.where(goes_up, start, stop).T
     first, end = _cells(y0, height), _cells(y1, height)  # rows whose centre an edge crosses
     crosses = first < end
-    left, right = int(_cells(points[:, 0].min(), width)), int(_cells(points[:, 0].max(), width))
-    if not crosses.any():
+    if len(points) < 3 or not crosses.any():
         return
+    left, right = int(_cells(points[:, 0].min(), width)), int(_cells(points[:, 0].max(), width))
     x0, y0, first, counts = x0[crosses], y0[crosses], first[crosses], (end - first)[crosses]
     slope = (x1[crosses] - x0) / (y1[crosses] - y0)
     top, bottom, ends = int(first.min()), int((first + counts).max()), np.cumsum(counts)
@@ -83,7 +62,7 @@ def fill_polygon(canvas: Canvas, points: Pixels) -> None:
     flips = np.zeros((bottom - top, right - left + 1), np.uint8)
     # A flat index and an operand of the same type: eight times faster.
     np.bitwise_xor.at(flips.reshape(-1), (rows - top) * flips.shape[1] + columns - left, np.uint8(1))
-    canvas.add(top, left, np.bitwise_xor.accumulate(flips[:, :-1], axis=1).astype(np.bool_))
+    paste(canvas, top, left, np.bitwise_xor.accumulate(flips[:, :-1], axis=1).astype(np.bool_))
 
 
 def _cells(edges: Any, limit: int) -> Any:
@@ -91,7 +70,7 @@ def _cells(edges: Any, limit: int) -> Any:
     return np.floor(edges + 0.5).clip(0, limit).astype(np.int64)
 
 
-def draw_line(canvas: Canvas, points: Pixels, width: float) -> None:
+def draw_line(canvas: Pixels, points: Pixels, width: float) -> None:
     """Fill what is at most half of `width` away from the line through `points`; a circle is a line to itself."""
     for start, stop in pairwise(points):
         angles = np.linspace(-np.pi / 2, np.pi / 2, 361) + math.atan2(stop[1] - start[1], stop[0] - start[0])
@@ -99,32 +78,28 @@ def draw_line(canvas: Canvas, points: Pixels, width: float) -> None:
         fill_polygon(canvas, np.concatenate([stop + half, start - half]))
 
 
-def fill_runs(canvas: Canvas, starts: Sequence[int], lengths: Sequence[int]) -> None:
+def fill_runs(canvas: Pixels, starts: Sequence[int], lengths: Sequence[int]) -> None:
     """Fill runs of pixels, down the columns, that lie inside of the image; the first pixel is 0."""
-    runs = [(start, start + length) for start, length in zip(starts, lengths, strict=True) if length]
-    if not runs:
-        return
-    height = len(canvas.pixels)
-    left, right = min(runs)[0] // height, -(-max(stop for _, stop in runs) // height)
+    height, runs = len(canvas), [*zip(starts, map(sum, zip(starts, lengths, strict=True)), strict=True)]
+    left, right = min(starts, default=0) // height, -(-max((stop for _, stop in runs), default=0) // height)
     flat = np.zeros((right - left) * height, np.bool_)
     for start, stop in runs:
         flat[start - left * height : stop - left * height] = True
-    canvas.add(0, left, flat.reshape(-1, height).T)
+    paste(canvas, 0, left, flat.reshape(-1, height).T)
 
 
-def fill_counts(canvas: Canvas, counts: Any) -> None:
+def fill_counts(canvas: Pixels, counts: Any) -> None:
     """Fill COCO's run lengths, down the columns, by turns outside and inside: a list, or compressed."""
-    counts = decompress_counts(counts) if isinstance(counts, str) else counts
-    if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != canvas.pixels.size:
-        raise DataError(f"run lengths that are not {canvas.pixels.size} pixels together, those of the image")
+    counts = _decompress(counts) if isinstance(counts, str) else counts
+    if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != canvas.size:
+        raise DataError(f"run lengths that are not {canvas.size} pixels together, those of the image")
     fill_runs(canvas, np.cumsum(counts)[:-1:2].tolist(), counts[1::2])
 
 
-def decompress_counts(text: str) -> list[int]:
-    """Read COCO's compressed run lengths: each number in groups of five bits, lowest first, with a bit that says
-    whether more follow, plus 48; from the fourth on, the difference to the number two before.
-
-    pycocotools reads past the end of a damaged text, and gives uninitialized pixels where runs are too short."""
+def _decompress(text: str) -> list[int]:
+    """COCO's compressed run lengths: each number in groups of five bits, lowest first, with a bit that says whether
+    more follow, plus 48; from the fourth on, the difference to the number two before. pycocotools reads past the end of
+    a damaged text."""
     words = re.findall("[P-o]{0,12}[0-O]", text)
     if sum(map(len, words)) < len(text):
         need = "need the characters 0 to o of COCO's compressed format, to the end of a number"

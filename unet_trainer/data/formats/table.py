@@ -36,7 +36,7 @@ def find(place: Place, config: Config) -> list[Pair] | None:
     tables = list(dict.fromkeys([Path(config.split_file), place.data_dir / config.split_file]))
     if (path := next((each for each in tables if each.is_file()), None)) is None:
         raise DataError(f"split_file: no file {' or '.join(map(str, tables))}")
-    if (stored := find_in_shards(config, place.console, place.listing)) is None:
+    if (stored := find_in_shards(config, place.listing)) is None:
         refuse_missing(place.data_dir, [config.image_dir, config.mask_dir], place.listing)
     pairs = place.take(read_split_csv(path, place.data_dir, stored, place.converter))
     if config.group_pattern and any(pair.group for pair in pairs):

@@ -3,8 +3,7 @@ height. The names of the classes come from data.yaml (or classes.txt). An image 
 one, is all background, as Ultralytics has it."""
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -13,10 +12,11 @@ from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.config.schema import Config
 from unet_trainer.data.annotations import inside, path_pieces
 from unet_trainer.data.formats.objects import NO_MASK, SMALLER_ON_TOP, AnnotatedImage, Annotations, Shape, as_name
-from unet_trainer.data.formats.shapes import Canvas, as_points, fill_polygon
+from unet_trainer.data.formats.shapes import as_points, fill_polygon
 from unet_trainer.data.pairs import Pair, Part, path_in
 from unet_trainer.data.place import Place
 from unet_trainer.images.file_bytes import ReadError
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.system import input_files
 
 NAME_FILES = ("classes.txt", "obj.names", "classes.names", "labels.txt")
@@ -27,20 +27,16 @@ FURTHEST = 2.0  # shares of the image beyond which coordinates are pixels
 
 def find(place: Place, config: Config) -> list[Pair] | None:
     annotations = Annotations(place, config, "YOLO", "by number", SMALLER_ON_TOP, "text file")
-    if not (files := annotations.folder.files_of("YOLO")):
+    folder, images = annotations.folder, annotations.images
+    if not (files := folder.files_of("YOLO")):
         return None
     data = DataYaml(place.data_dir, sorted({path.parent for path, _ in files}))
     annotations.read(partial(_parse, data))
-    images = {path: image._replace(part=data.part_of(path) or image.part) for path, image in annotations.images.items()}
-    parts = {image.part for image in images.values()}
+    given = {path: images.get(path) or AnnotatedImage(path, [], folder.part_of(path), path) for path in folder.images}
+    given = {path: image._replace(part=data.part_of(path) or image.part) for path, image in given.items()}
     # Images without a label file are all background; those of a part without any label file are left out.
-    for path in annotations.folder.images:
-        if path not in images and (part := data.part_of(path) or annotations.folder.part_of(path)) in parts:
-            images[path] = AnnotatedImage(path, [], part, path, path_in(place.data_dir, path))
-    if listed := {path: image for path, image in images.items() if data.lists and data.part_of(path)}:
-        others = (path.name for path in images if path not in listed)
-        annotations.note("image", others, f"in no list of {data.file} left out")
-    annotations.images = listed or images
+    parts = {given[path].part for path in images}
+    annotations.images = {path: image for path, image in given.items() if image.part in parts}
     if data.names:
         annotations.class_order = f"in the order of {data.file}"
     else:
@@ -49,13 +45,11 @@ def find(place: Place, config: Config) -> list[Pair] | None:
 
 
 class DataYaml:
-    """The names of the classes; and what train, val and test are: folders, or lists of images, whose lines are kept
-    below the name of the image."""
+    """The names of the classes, and the folders of train, val and test."""
 
     def __init__(self, data_dir: Path, label_folders: Sequence[Path]) -> None:
         self.data_dir, self.file, self.names = data_dir, "", list[str]()
         self.folders: list[tuple[Part, str]] = []
-        self.lists: dict[str, list[tuple[Part, str]]] = defaultdict(list)
         yamls = sorted(data_dir.glob("*.y*ml"), key=lambda path: (path.stem not in ("data", "dataset"), path.name))
         folders = dict.fromkeys([data_dir, *label_folders, *(folder.parent for folder in label_folders)])
         lists = [folder / name for folder in folders for name in NAME_FILES if (folder / name).is_file()]
@@ -65,29 +59,23 @@ class DataYaml:
                 content = {"names": [*filter(str.strip, lines)]} if path in lists else parse_yaml("\n".join(lines))
                 if isinstance(content, dict) and content.get("names"):
                     self.file, self.names = path.name, _as_list(content["names"])
-                    self._read_parts(content)
+                    self.folders = [pair for part in get_args(Part) for pair in _folders(part, content.get(part))]
                     return
 
-    def _read_parts(self, content: Mapping[str, Any]) -> None:
-        for part in get_args(Part):
-            value = content.get(part)
-            for item in value if isinstance(value, list) else [value]:
-                name = "/".join(path_pieces(item)) if isinstance(item, str) else ""
-                if not name.endswith(".txt"):
-                    self.folders.append((part, name))
-                elif (self.data_dir / name).is_file():
-                    for pieces in filter(None, map(path_pieces, _read_lines(self.data_dir / name))):
-                        self.lists[pieces[-1]].append((part, "/".join(pieces)))
-
     def part_of(self, image: Path) -> Part | None:
-        """The part that lists the image, with more or fewer folders before it: val before test, and what either lists
-        must not train. Or the one of whose folders, such as ../train/images, one stands in this order above it; None if
-        none does, or those of several."""
-        path, lines = f"/{path_in(self.data_dir, image)}", self.lists.get(image.name, ())
-        if listed := {part for part, line in lines if path.endswith(f"/{line}") or f"/{line}".endswith(path)}:
-            return max(listed, key=("train", "test", "val").index)
+        """The one of whose folders, such as ../train/images, one stands in this order above the image."""
+        path = f"/{path_in(self.data_dir, image)}"
         parts = {part for part, folder in self.folders if folder and f"/{folder}/" in path}
         return parts.pop() if len(parts) == 1 else None
+
+
+def _folders(part: Part, value: Any) -> Iterator[tuple[Part, str]]:
+    for item in value if isinstance(value, list) else [value]:
+        name = "/".join(path_pieces(item)) if isinstance(item, str) else ""
+        if name.endswith(".txt"):
+            fix = "name the folder of its images, or those of every part in a CSV as split_file"
+            raise ReadError(f"{part} is a list of files, {name}, which is not read; {fix}")
+        yield part, name
 
 
 def _as_list(names: Any) -> list[str]:
@@ -103,26 +91,26 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _parse(data: DataYaml, annotations: Annotations, path: Path, _: None) -> None:
-    shapes, used = [], set()
-    for number, line in enumerate(_read_lines(path), start=1):
-        if words := line.split():
-            if not re.fullmatch("[0-9]{1,4}", words[0]) or (data.names and int(words[0]) >= len(data.names)):
-                need = f" below {len(data.names)}, the number of names in {data.file}" if data.names else ""
+    names, shapes, used = data.names, list[Shape](), set[int]()
+    for number, words in enumerate(map(str.split, _read_lines(path)), start=1):
+        if words:
+            if not re.fullmatch("[0-9]{1,4}", words[0]) or (names and int(words[0]) >= len(names)):
+                need = f" below {len(names)}, the number of names in {data.file}" if names else ""
                 raise ReadError(f"line {number}: class {words[0]!r:.60}; need a class number{need}")
             used.add(int(words[0]))
-            label = data.names[int(words[0])] if data.names else f"class {words[0]}"
+            label = names[int(words[0])] if names else f"class {words[0]}"
             shapes.append(Shape(label, f"line {number}", partial(_draw, words[1:])))
-    annotations.classes += data.names or [f"class {number}" for number in sorted(used)]
+    annotations.classes += names or [f"class {number}" for number in sorted(used)]
     # images/train/a.jpg for labels/train/a.txt, or beside it
     *folders, name = path.with_suffix("").parts
     below = folders[len(folders) - [*reversed(folders), "labels"].index("labels") :] if "labels" in folders else []
     annotations.add(path, "/".join([*below, name]), shapes)
 
 
-def _draw(words: Sequence[str], canvas: Canvas) -> None:
+def _draw(words: Sequence[str], canvas: Pixels) -> None:
     if len(words) == BOX_NUMBERS:
         raise ReadError(NO_MASK)
     points = as_points(words)
     if points.size and abs(points).max() > FURTHEST:
         raise ReadError(f"{abs(points).max():g} is no share of the image; need numbers from 0 to 1, not pixels")
-    fill_polygon(canvas, (points * canvas.pixels.shape[::-1]).round(6))  # 0.7 × 10 is 7, not 6.999…
+    fill_polygon(canvas, (points * canvas.shape[::-1]).round(6))  # 0.7 × 10 is 7, not 6.999…
