@@ -17,10 +17,9 @@ from unet_trainer.images import mask_decoding as masks
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import COLOUR, MaskCoding, show_value
 
-MAX_CLASSES = 254  # ids 254 and 255 have a meaning of their own
+MAX_CLASSES, MAX_CHOICES = 254, 3  # ids 254 and 255 have a meaning of their own; readings that are offered
 MIN_TOLERANCE = 8  # JPEG changes values by more
 BLACK, WHITE = 0, 255  # in a palette
-MAX_CHOICES = 3
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,7 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence) -> MaskCoding | No
         classes.sort(key=lambda value: (not is_background(named[value]), value != 0))
     if evidence.class_file is None or evidence.share(*void) > 0.5 or len(classes) < 2:
         return None
-    reason = f"{len(classes)} classes in {evidence.class_file.path.name}"
-    coding = MaskCoding(tuple(classes), ignore_value=void, reason=reason)
+    coding = MaskCoding(tuple(classes), 0, void, reason=f"{len(classes)} classes in {evidence.class_file.path.name}")
     return coding if set(evidence.seen) <= named.keys() or _jpeg_tolerance(coding, evidence) else None
 
 
