@@ -10,8 +10,9 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.config.schema import to_plain
 from unet_trainer.data.class_files import find_class_file, parse_class_file
+from unet_trainer.data.dataset_notices import ask_for_classes
 from unet_trainer.data.mask_evidence import MaskEvidence, class_ids, has_background
-from unet_trainer.data.mask_reading import ask_for_classes, choose_classes
+from unet_trainer.data.mask_reading import choose_classes, possible_readings
 from unet_trainer.data.pairs import Pair
 from unet_trainer.data.scan import MaskFacts
 from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, decode_mask, given_coding
@@ -44,8 +45,9 @@ def decide(seen, class_file=None, **settings):
 
 def ask(masks, hint=""):
     """The settings that the question about these masks offers; each decides every value of them."""
-    config = load_config({})
-    question = ask_for_classes(config, MaskEvidence(masks), [f"masks/{index}.png" for index in range(len(masks))])
+    evidence = MaskEvidence(masks)
+    readings = possible_readings(load_config({}), evidence)
+    question = ask_for_classes(evidence, [f"masks/{index}.png" for index in range(len(masks))], readings)
     assert hint in str(question)
     for choice in question.choices:
         answered = load_config(parse_yaml("\n".join(choice.lines())))
@@ -207,7 +209,8 @@ def test_masks_with_several_meanings_are_asked_about_with_the_likely_one_first(m
 
 def test_the_question_shows_the_values_and_ends_with_the_lines():
     masks = [MaskFacts(1, 1000, {0: 700, 40: 200, 200: 100}, "")] * 4
-    question = ask_for_classes(load_config({}), MaskEvidence(masks), ["masks/0.png"] * 4)
+    evidence = MaskEvidence(masks)
+    question = ask_for_classes(evidence, ["masks/0.png"] * 4, possible_readings(load_config({}), evidence))
     assert str(question) == (
         "mask_values: auto cannot tell what the values in the masks mean\n"
         "  value | share of pixels | in masks\n"

@@ -9,7 +9,8 @@ import pytest
 
 from unet_trainer.config.load import load_config
 from unet_trainer.data.dataset_report import build_dataset_report
-from unet_trainer.data.near_duplicates import build_views, find_near_duplicates, find_series, thumbnail_of
+from unet_trainer.data.file_facts import thumbnail_of
+from unet_trainer.data.leakage import build_views, find_near_duplicates, find_series
 from unet_trainer.system.console import Console
 
 NUM_IMAGES = 24

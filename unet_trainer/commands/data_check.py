@@ -5,31 +5,27 @@ Each open question is answered by the most likely of its answers. The settings a
 import hashlib
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from unet_trainer.commands.command_line import file_header, train_command
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS, Config, as_dict, id_names, to_plain
 from unet_trainer.data import mask_evidence as evidence
-from unet_trainer.data.dataset_notices import describe_sizes
+from unet_trainer.data.dataset_notices import describe_ignored, describe_sizes
 from unet_trainer.data.dataset_report import DatasetReport, build_dataset_report
 from unet_trainer.data.find import find_dataset
 from unet_trainer.data.mask_evidence import MaskEvidence, class_ids
-from unet_trainer.data.pairs import Box, Choice, FoundPairs, Pair, Problem, Question, describe_problems, setting_lines
+from unet_trainer.data.pairs import Choice, FoundPairs, Problem, Question, describe_problems, setting_lines
 from unet_trainer.data.scan import MaskFacts
 from unet_trainer.data.splits import describe_split
 from unet_trainer.images.drawing import COLOURS, contact_sheet, to_display
 from unet_trainer.images.file_bytes import DataError, naming
-from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
-from unet_trainer.images.image_spec import depth_name
+from unet_trainer.images.image_decoding import encode_image, read_image
 from unet_trainer.images.mask_decoding import IGNORED, MaskCoding, as_written, given_coding, read_mask, show_value
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.atomic_files import write_bytes_atomically, write_output
@@ -46,7 +42,6 @@ GUESS = "GUESS"  # begins what the user is to confirm
 ADVICE = "keeps images that are alike on one side of the split, see the note above"
 CLASS_KEYS = ("num_classes", "class_names", "mask_values", "ignore_value", "unknown_values", "mask_tolerance")
 NUM_PICTURES = 24
-OVERVIEW_SIDE = 1000  # pixels, about, of the picture of an image that is cut into blocks
 
 
 # What is open, answered
@@ -59,6 +54,11 @@ class Answer(NamedTuple):
     reason: str
     others: Sequence[Choice] = ()
     is_guess: bool = True  # the user is to confirm it; else it is advice
+
+    @property
+    def keys(self) -> set[str]:
+        """Of the settings that stand together with it in the block."""
+        return {*self.settings, *(CLASS_KEYS if "num_classes" in self.settings else ())}
 
 
 @dataclass
@@ -89,7 +89,7 @@ class AnsweredReport:
 
 def build_answered_report(config: Config, console: Console) -> AnsweredReport:
     """Builds the report, answers what is open and builds it again, until no answer is left. Raises DataError."""
-    answers, solved = list[Answer](), list[Problem | Question]()
+    answers, solved, earlier = list[Answer](), list[Problem | Question](), list[str]()
     found: FoundPairs | None = None
     while True:
         try:
@@ -102,21 +102,15 @@ def build_answered_report(config: Config, console: Console) -> AnsweredReport:
             answer, of = _choose_place(config, question, console), [question]
         if answer is None or len(answers) == MAX_ANSWERS:
             break
+        earlier = earlier if answer.is_guess else report.notices  # the advice is one of them
         config, found = _with_settings(config, answer.settings), None if FIND_KEYS & answer.settings.keys() else found
         answers.append(answer)
         solved += of
-    problems = [one for one in solved if isinstance(one, Problem)]
+    problems = [each for each in solved if isinstance(each, Problem)]
     problems += [problem for problem in report.problems if problem not in problems]
-    questions = [*(one for one in solved if isinstance(one, Question)), *report.questions]
-    notices = report.notices
-    if report.advised:  # settings for a better split, if they do what they are for
-        advised = _with_settings(config, report.advised)
-        again = build_dataset_report(advised, console)
-        if not again.questions and again.split is not None:
-            answers.append(Answer(report.advised, ADVICE, is_guess=False))
-            notices = [*again.notices, *(notice for notice in notices if notice not in again.notices)]
-            config, report = advised, again
-    return AnsweredReport(config, report, answers, problems, questions, list(notices))
+    questions = [*(each for each in solved if isinstance(each, Question)), *report.questions]
+    notices = [*report.notices, *(notice for notice in earlier if notice not in report.notices)]
+    return AnsweredReport(config, report, answers, problems, questions, notices)
 
 
 def _next_answer(config: Config, report: DatasetReport) -> tuple[Answer | None, Sequence[Problem | Question]]:
@@ -129,7 +123,7 @@ def _next_answer(config: Config, report: DatasetReport) -> tuple[Answer | None, 
         if question.choices and _with_settings(config, question.choices[0].settings) != config:
             first, *others = question.choices
             return Answer(first.settings, first.meaning, others), [question]
-    return None, []
+    return (Answer(report.advised, ADVICE, is_guess=False) if report.advised else None), []
 
 
 def _with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -139,17 +133,14 @@ def _with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 def _choose_place(config: Config, question: Question, console: Console) -> Answer:
     """The first answer by which every file has its partner, or else that which pairs most; raises the question if no
     answer helps."""
-
-    def score(choice: Choice) -> tuple[bool, int]:
+    scores = []
+    for choice in question.choices:
         try:
             found = find_dataset(_with_settings(config, choice.settings), console)
-        except Question as following:
-            return False, 0 if following.choices and str(following) != str(question) else -1
-        except (DataError, ConfigError):
-            return False, -1
-        return not found.problems, len(found.pairs)
-
-    scores = [score(choice) for choice in question.choices]
+            scores.append((not found.problems, len(found.pairs)))
+        except (DataError, ConfigError) as error:  # one more question may have an answer too
+            leads_on = isinstance(error, Question) and error.choices and str(error) != str(question)
+            scores.append((False, 0 if leads_on else -1))
     best = max(scores, default=(False, -1))
     if best == (False, -1):
         raise question
@@ -177,12 +168,6 @@ def check_data(
     _say_contents(answered, console, is_open=config.num_classes == "auto")
     if (sheet := draw_sheet(answered.config, report)) is not None:
         console.fact("Pictures", f"{sheet} (the rarest classes first)")
-    if report.coding is not None:
-        names = id_names(report.decided(answered.config))
-        table = evidence.class_table(report.masks, report.coding, names)
-        absent = ", ".join(row.name for row in table if row.share == 0)
-        what = f"no pixel of {absent} in any mask; is num_classes or mask_values right?"
-        answered.notices += [what] if absent else []
     answered_keys = {name for guess in answered.guesses for name in guess.settings}
     for notice in answered.notices:
         if not any(f"({name}" in notice for name in answered_keys):  # what a problem below says
@@ -239,10 +224,7 @@ def _say_contents(answered: AnsweredReport, console: Console, is_open: bool) -> 
     console.fact("Pairs", f"{len(report.found.pairs)} ({report.found.rule})")
     if report.kind is None:
         return
-    depths = Counter(f"{depth_name(image.dtype)} with {counted(image.channels, 'channel')}" for image in report.images)
     console.fact("Images", f"{report.kind}; {describe_sizes(report.images, 9)}")
-    if len(depths) > 1:
-        console.fact("", ", ".join(f"{count} {depth}" for depth, count in depths.most_common()))
     if (spec := report.image_spec) is not None:
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (spec.mean, spec.std))
         console.fact("Statistics", f"mean {mean}; std {std} ({report.statistics_reason})")
@@ -264,7 +246,7 @@ def _say_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence
     rows = enumerate(evidence.class_table(masks, coding, names))
     table = [(class_id, name, values, f"{share:8.3%} of pixels") for class_id, (values, name, share) in rows]
     if ignored := evidence.ignored_share(masks, coding):
-        table.append((IGNORED, "ignored", evidence.describe_ignored(coding), f"{ignored:8.3%} of all pixels"))
+        table.append((IGNORED, "ignored", describe_ignored(coding), f"{ignored:8.3%} of all pixels"))
     name_width, value_width = max(len(row[1]) for row in table), max(len(row[2]) for row in table)
     for class_id, name, values, share in table:
         holders = f"{sum(class_id in held for held in ids)} of {counted(len(ids), 'mask')}"
@@ -273,10 +255,7 @@ def _say_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence
 
 def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines: Sequence[str]) -> None:
     report, config = answered.report, answered.report.decided(answered.config)
-    split, spec, coding, found = report.split, report.image_spec, report.coding, MaskEvidence(report.masks)
-    sizes, dtypes, channels = (
-        Counter(getattr(image, name) for image in report.images) for name in ("size", "dtype", "channels")
-    )
+    split, coding, found = report.split, report.coding, MaskEvidence(report.masks)
     rows = evidence.class_table(report.masks, coding, id_names(config)) if coding else []
     content = {
         "ok": answered.is_settled,
@@ -284,35 +263,24 @@ def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines:
         "rule": report.found.rule,
         "num_pairs": len(report.found.pairs),
         **{f"num_{name}": None if split is None else len(getattr(split, name)) for name in ("train", "val", "test")},
-        "sizes": [[height, width, count] for (height, width), count in sizes.most_common()],
-        "dtypes": dict(dtypes),
-        "channels": {str(count): number for count, number in channels.items()},
-        "mean": None if spec is None else list(spec.mean),
-        "std": None if spec is None else list(spec.std),
+        "images": None if report.kind is None else str(report.kind),
         "classes": [row._asdict() for row in rows],
         "values": [
             {"value": to_plain(as_written([value])), "share": found.share(value), "masks": found.holders[value]}
             for value, _ in found.counts.most_common()
         ],
-        "problems": [
-            {"kind": one.kind, "title": one.title, "fix": one.fix, "lines": list(one.lines), **_settings_of(one)}
-            for one in answered.problems
-        ],
+        "problems": [to_plain(asdict(problem)) | {"title": problem.title} for problem in answered.problems],
         "questions": [
-            {"text": one.text, "choices": [{"meaning": each.meaning, **_settings_of(each)} for each in one.choices]}
-            for one in answered.questions
+            {"text": question.text, "choices": [to_plain(asdict(choice)) for choice in question.choices]}
+            for question in answered.questions
         ],
-        "guesses": [{"reason": guess.reason, **_settings_of(guess)} for guess in answered.guesses],
+        "guesses": [{"reason": guess.reason, "settings": to_plain(dict(guess.settings))} for guess in answered.guesses],
         "notices": answered.notices,
         "contact_sheet": None if sheet is None else str(sheet),
         "settings": to_plain(block_settings(answered)) if lines else None,
         "config": list(lines),
     }
     write_output("--json", path, json_text(content, indent=2) + "\n")
-
-
-def _settings_of(one: Problem | Choice | Answer) -> dict[str, Any]:
-    return {"settings": to_plain(dict(one.settings))}
 
 
 # The settings
@@ -334,18 +302,13 @@ def block_settings(answered: AnsweredReport) -> dict[str, Any]:
 def block_lines(answered: AnsweredReport, shorten: Callable[[str], str] = str) -> list[str]:
     """The settings: answers with their reasons, the other answers as comments, those of classes together."""
     values, lines = block_settings(answered), list[str]()
-    for name in list(values):
-        answer = next((each for each in reversed(answered.answers) if name in _keys_of(each)), None)
-        if name in values:
-            group = {each: values.pop(each) for each in list(values) if each == name or each in _keys_of(answer)}
-            lines += setting_lines(group) if answer is None else _group_lines(group, answer, shorten)
+    answer_to = {key: answer for answer in answered.answers for key in answer.keys}
+    while values:
+        answer = answer_to.get(name := next(iter(values)))
+        keys = [each for each in values if each == name or (answer and each in answer.keys)]
+        group = {each: values.pop(each) for each in keys}
+        lines += setting_lines(group) if answer is None else _group_lines(group, answer, shorten)
     return lines
-
-
-def _keys_of(answer: Answer | None) -> set[str]:
-    if answer is None:
-        return set()
-    return {*answer.settings, *(CLASS_KEYS if "num_classes" in answer.settings else ())}
 
 
 def _group_lines(settings: Mapping[str, Any], answer: Answer, shorten: Callable[[str], str]) -> list[str]:
@@ -386,9 +349,6 @@ def draw_sheet(config: Config, report: DatasetReport) -> Path | None:
             ids = resize_mask(coding.encode(read_mask(pair.mask)), (image.shape[0], image.shape[1]))  # resize_masks
         pictures.append((image, ids))
         labels.append(f"{pair.name}: {names[class_id]}" if class_id < len(names) else pair.name)
-    if (box := report.pairs[0].box) is not None:
-        pictures.insert(0, _draw_blocks(box, report.pairs, coding))
-        labels.insert(0, f"{box.image.name}: what trains is faded, what validates is not")
     path = Path(config.checkpoint_dir) / "check" / sheet_name(Path(config.data_dir))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -398,19 +358,6 @@ def draw_sheet(config: Config, report: DatasetReport) -> Path | None:
     except OSError as error:
         raise cannot(f"checkpoint_dir: {path}", "be written", error, path) from None
     return path
-
-
-def _draw_blocks(box: Box, pairs: Sequence[Pair], coding: MaskCoding) -> tuple[Pixels, Pixels]:
-    """A small picture of the image that a block was cut out of, faded where it does not validate; and its class ids."""
-    image = read_image(box.image)
-    ids = resize_mask(coding.encode(read_mask(box.mask)), (image.shape[0], image.shape[1]))
-    is_val = np.zeros(ids.shape, np.bool_)
-    for pair in pairs:
-        if pair.box is not None and pair.box[:2] == box[:2] and pair.part == "val":
-            is_val[pair.box.top : pair.box.bottom, pair.box.left : pair.box.right] = True
-    step = 1 + max(ids.shape) // OVERVIEW_SIDE
-    small, lit = to_display(np.ascontiguousarray(image[::step, ::step])), is_val[::step, ::step, None]
-    return np.where(lit, small, 255 - (255 - small) // 4), np.ascontiguousarray(ids[::step, ::step])
 
 
 def sheet_name(data_dir: Path) -> str:
@@ -431,7 +378,8 @@ def _rarest_first(masks: Sequence[MaskFacts], coding: MaskCoding, shares: Sequen
         holders.sort(key=lambda index: -held[index][class_id])
         step = 1 + len(holders) * len(rare) // NUM_PICTURES
         turns.append([(index, class_id) for first in range(step) for index in holders[first::step]])
+    by_turns = [each for turn in zip_longest(*turns) for each in turn if each is not None]
     chosen: dict[int, int] = {}
-    for index, class_id in (one for turn in zip_longest(*turns) for one in turn if one is not None):
+    for index, class_id in (*by_turns, *((index, IGNORED) for index in range(len(held)))):
         chosen.setdefault(index, class_id)
-    return [*chosen.items(), *((index, IGNORED) for index in range(len(held)) if index not in chosen)]
+    return [*chosen.items()]

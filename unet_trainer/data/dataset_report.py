@@ -2,8 +2,9 @@
 facts of their files, kind of the images, classes, split, leaks. What it finds on the way are plain values, of which
 dataset_notices makes sentences. Training and `check` both use it: a dataset that passes check can be trained on."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config, id_names, to_plain
 from unet_trainer.data import dataset_notices as notices
-from unet_trainer.data import mask_reading, near_duplicates, neighbours, scan
+from unet_trainer.data import leakage, mask_reading, scan
 from unet_trainer.data.class_files import find_class_file
 from unet_trainer.data.converted import Converter
 from unet_trainer.data.dataset_notices import Finding
@@ -25,7 +26,15 @@ from unet_trainer.data.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
 from unet_trainer.data.splits import OF_ONE_IMAGE, Split, build_split, choose_image_blocks
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, largest_tolerance, read_mask
+from unet_trainer.images.mask_decoding import (
+    IGNORED,
+    UNKNOWN,
+    MaskCoding,
+    as_written,
+    given_coding,
+    largest_tolerance,
+    read_mask,
+)
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.console import Console
 
@@ -45,14 +54,13 @@ class DatasetReport:
     pairs: Sequence[Pair] = ()
     images: Sequence[ImageFacts] = ()
     masks: Sequence[MaskFacts] = ()
-    findings: tuple[Problem | Question | Finding | str, ...] = ()
+    findings: tuple[Problem | Question | Finding | str, ...] = ()  # words are those of a format
     kind: ImageKind | None = None
     nodata: tuple[float, ...] = ()  # values of the images that mark missing data
     classes: ChosenClasses | None = None  # its coding, and how many classes there are
     split: Split | None = None
     image_spec: ImageSpec | None = None
     statistics_reason: str = ""
-    advised: Mapping[str, Any] = field(default_factory=dict)  # settings for a better split, which a notice explains
 
     def plus(self, *findings: Problem | Question | Finding | str, **decided: Any) -> "DatasetReport":
         """The report with more findings and decisions. A problem that no file has is none."""
@@ -72,6 +80,13 @@ class DatasetReport:
     def notices(self) -> list[str]:
         """What does not stop training and the user should know."""
         return [str(each) for each in self.findings if isinstance(each, Finding | str)]
+
+    @property
+    def advised(self) -> Mapping[str, Any]:
+        """Settings for a better split, which a notice explains."""
+        return next(
+            (each.values[-1] for each in self.findings if isinstance(each, Finding) and each.kind == "alike"), {}
+        )
 
     @property
     def blocking_message(self) -> str:
@@ -179,7 +194,7 @@ def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, 
 def _choose_kind(report: DatasetReport, config: Config) -> DatasetReport:
     """Channels and depth that most images have; the others cannot be used."""
     kind, nodata = scan.choose_kind(report.images, config.in_channels), scan.choose_nodata(report.images, config.nodata)
-    reading = scan.describe_reading(report.images, kind.channels, nodata, config.nodata)
+    reading = notices.describe_reading(report.images, kind.channels, nodata, config.nodata)
     images = [image.as_read(kind.channels) for image in report.images]
     reasons = [scan.mismatch(image, kind) for image in images]
     others = [f"{pair.shown_image}: {why}" for pair, why in zip(report.pairs, reasons, strict=True) if why]
@@ -199,13 +214,14 @@ def _choose_classes(report: DatasetReport, config: Config) -> DatasetReport:
     class_file = find_class_file(Path(config.data_dir), report.pairs, report.found.class_file) if is_open else None
     evidence = MaskEvidence(report.masks, given_coding("nonzero", config.ignore_value).ignored, class_file)
     if is_open and len(evidence.seen) < 2:
-        return report.plus(notices.nothing_to_learn(evidence, config))
+        return report.plus(notices.nothing_to_learn(len(report.masks), evidence.seen, config))
     try:
         classes = _known_classes(report.found, config, evidence) or mask_reading.choose_classes(config, evidence)
     except DataError as error:
         return report.plus(_as_question(error))
     if classes is None:
-        return report.plus(mask_reading.ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs]))
+        readings = mask_reading.possible_readings(config, evidence)
+        return report.plus(notices.ask_for_classes(evidence, [pair.shown_mask for pair in report.pairs], readings))
     report, coding = report.plus(classes=classes), classes.coding
     decided = report.decided(config)
     if problems := list(class_contradictions(decided)):
@@ -214,12 +230,11 @@ def _choose_classes(report: DatasetReport, config: Config) -> DatasetReport:
     if len(present) < 2:
         only = id_names(decided)[present.pop()] if present else "ignored or of no class"
         only = f"{only} (mask_values: {to_plain(coding.mask_values)})"
-        report = report.plus(notices.nothing_to_learn(evidence, config, only))
-    if class_file is not None and config.class_names is None and classes.class_names is None:
-        report = report.plus(mask_reading.describe_misfit(evidence))
-    foreground = class_shares(report.masks, coding, 2)[1]
-    if is_open and classes.num_classes == 1 and report.found.num_classes is None and LARGE_FOREGROUND <= foreground < 1:
-        report = report.plus(*_other_way_round(coding, evidence, foreground))
+        report = report.plus(notices.nothing_to_learn(len(report.masks), evidence.seen, config, only))
+    if config.class_names is None and classes.class_names is None:
+        report = report.plus(notices.unused_class_file(evidence))
+    if is_open and classes.num_classes == 1 and report.found.num_classes is None:
+        report = report.plus(_large_foreground(coding, evidence))
     return report.plus(notices.values_of_no_class(report.pairs, report.masks, coding))
 
 
@@ -235,17 +250,17 @@ def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) ->
     return ChosenClasses(coding, number, reason, found.class_names if config.class_names is None else None)
 
 
-def _other_way_round(coding: MaskCoding, evidence: MaskEvidence, share: float) -> Iterator[Finding]:
+def _large_foreground(coding: MaskCoding, evidence: MaskEvidence) -> Finding:
     """Masks with the foreground in black are common, and only its share shows it: settings that exchange the two."""
-    values, tolerance = coding.mask_values, coding.tolerance
-    if values == "nonzero":
-        return
-    if isinstance(values, str):  # above a threshold
+    values, tolerance, share = coding.values, coding.tolerance, class_shares(evidence.masks, coding, 2)[1]
+    is_large = LARGE_FOREGROUND <= share < 1 and coding.mask_values != "nonzero"
+    if values is None:  # above a threshold
         values = evidence.seen[0], evidence.seen[-1]
         tolerance = largest_tolerance(values)
     others = {"mask_tolerance": tolerance or None, "ignore_value": coding.written_ignore_value}
-    settings = {"mask_values": values[::-1], **{name: value for name, value in others.items() if value is not None}}
-    yield Finding("large foreground", coding.describe(1), share, settings)
+    settings = {"mask_values": [as_written([value]) for value in values[::-1]], **others}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    return Finding("large foreground", is_large and coding.describe(1), share, settings)
 
 
 def _compare_images_with_masks(report: DatasetReport, config: Config, console: Console) -> DatasetReport:
@@ -292,10 +307,7 @@ def _choose_split(report: DatasetReport, config: Config, is_resumed: bool) -> Da
     """What trains and what validates, and the statistics of what trains. A resumed run keeps its split."""
     kind, are_blocks = report.kind, any(pair.box for pair in report.pairs)
     assert kind is not None
-    copies: Copies = []
-    series = None
-    if not is_resumed and not are_blocks:
-        copies, series = _find_same_objects(report, config)
+    copies, series = ([], None) if is_resumed or are_blocks else _find_same_objects(report, config)
     if series is not None and not report.found.is_divided:
         grouped = zip(report.pairs, series.groups, strict=True)
         report = report.plus(pairs=[replace(pair, group=group) for pair, group in grouped])
@@ -310,33 +322,63 @@ def _choose_split(report: DatasetReport, config: Config, is_resumed: bool) -> Da
     except DataError as error:
         return report.plus(_as_question(error))
     spec, reason = scan.build_image_spec(config, kind, report.facts_of(split.train)[0], report.nodata)
-    same = notices.describe_same_objects(report.pairs, report.images, split, copies, series)
-    report = report.plus(*split.notices, *same, split=split, image_spec=spec, statistics_reason=reason)
+    report = report.plus(*split.notices, split=split, image_spec=spec, statistics_reason=reason)
+    report = report.plus(*_same_objects(report, split, copies, series))
     return report.plus(*_weak_points(report, split, config, is_resumed))
 
 
-def _find_same_objects(report: DatasetReport, config: Config) -> tuple[Copies, near_duplicates.Series | None]:
+def _find_same_objects(report: DatasetReport, config: Config) -> tuple[Copies, leakage.Series | None]:
     """Near-duplicates, and the series of one object if no groups are given."""
-    views = near_duplicates.build_views([image.thumbnail for image in report.images])
-    copies = near_duplicates.find_near_duplicates(views)
+    views = leakage.build_views([image.thumbnail for image in report.images])
+    copies = leakage.find_near_duplicates(views)
     if config.split == "blocks" or any(pair.group for pair in report.pairs):
         return copies, None
-    mask_views = near_duplicates.build_views([mask.thumbnail for mask in report.masks], are_masks=True)
-    series = near_duplicates.find_series([pair.name for pair in report.pairs], [views, mask_views])
+    mask_views = leakage.build_views([mask.thumbnail for mask in report.masks], are_masks=True)
+    series = leakage.find_series([pair.name for pair in report.pairs], [views, mask_views])
     return copies, series if series is not None and len({*series.groups}) >= (config.num_folds or 0) else None
 
 
-def _weak_points(report: DatasetReport, split: Split, config: Config, is_resumed: bool) -> Iterator[Finding]:
+def _same_objects(
+    report: DatasetReport, split: Split, copies: Copies, series: leakage.Series | None
+) -> Sequence[Finding]:
+    """The near-duplicates that are neither identical nor of one group, and the series; of data that is divided, those
+    in train and in val."""
+    pairs, images, is_divided = report.pairs, report.images, report.found.is_divided
+    part_of = {pair.image: part for part, side in (("train", split.train), ("val", split.val)) for pair in side}
+    parts, names = [part_of.get(pair.image) for pair in pairs], [pair.shown_image for pair in pairs]
+    new = [
+        (a, b)
+        for a, b in copies
+        if not pairs[a].group == pairs[b].group != "" and images[a].content != images[b].content
+    ]
+    across = [(a, b) if parts[a] == "val" else (b, a) for a, b in new if {parts[a], parts[b]} == {"train", "val"}]
+    near = [(names[a], names[b]) for a, b in across or ([] if is_divided else new)]
+    found = Finding("copies across", near, parts.count("val")) if across else Finding("copies", near)
+    if series is None:
+        return [found]
+    in_train = {group for group, part in zip(series.groups, parts, strict=True) if part == "train"}
+    val = [group for group, part in zip(series.groups, parts, strict=True) if part == "val" and group in in_train]
+    in_both = {*val}
+    shown = Counter(group for group in series.groups if not is_divided or group in in_both)
+    middle = sorted(shown, key=shown.__getitem__)[len(shown) // 2 :]  # begins with one of the usual size
+    examples = [name for group, name in zip(series.groups, names, strict=True) if group in middle[:1]][:3]
+    return [found, Finding("series", examples, series, len(val) if is_divided else 0, parts.count("val"))]
+
+
+def _weak_points(report: DatasetReport, split: Split, config: Config, is_resumed: bool) -> list[Finding]:
     """Why scores on this split may say little."""
-    if len(split.val) == 1 and split.val[0].box is None and config.num_folds is None and not is_resumed:
-        is_divided, is_grouped = report.found.is_divided, any(pair.group for pair in split.train)
-        num_folds = 0 if is_divided or is_grouped else min(5, len(split.train) + 1)
-        yield Finding("one validates", split.val[0].shown_image, num_folds, is_divided)
+    is_alone = len(split.val) == 1 and split.val[0].box is None and config.num_folds is None and not is_resumed
+    is_divided, is_grouped = report.found.is_divided, any(pair.group for pair in split.train)
+    num_folds = 0 if is_divided or is_grouped else min(5, len(split.train) + 1)
     tested, trained = ({pair.group for pair in side} - {""} for side in (split.test, split.train))
-    yield Finding("groups in test", sorted(tested & trained))
     train, val = report.ids_in(split.train), report.ids_in(split.val)
-    for kind, ids in (("not validated", train - val), ("not trained", val - train)):
-        yield Finding(kind, [id_names(report.decided(config))[class_id] for class_id in sorted(ids)])
+    names = id_names(report.decided(config)) if report.classes else []
+    return [
+        Finding("one validates", is_alone and split.val[0].shown_image, num_folds, is_divided),
+        Finding("groups in test", sorted(tested & trained)),
+        Finding("not validated", [names[class_id] for class_id in sorted(train - val)]),
+        Finding("not trained", [names[class_id] for class_id in sorted(val - train)]),
+    ]
 
 
 def _compare_neighbours(report: DatasetReport, config: Config, console: Console) -> DatasetReport:
@@ -347,10 +389,8 @@ def _compare_neighbours(report: DatasetReport, config: Config, console: Console)
         return report
     if report.found.is_divided:
         images, _ = report.facts_of((*split.train, *split.val))
-        text, advised = neighbours.find_neighbours_across(split.train, split.val, images, console)
-    else:
-        text, advised = neighbours.find_neighbours(config, report.pairs, report.images, console)
-    return report.plus(text, advised=advised)
+        return report.plus(leakage.find_neighbours_across(split.train, split.val, images, console))
+    return report.plus(leakage.find_neighbours(config, report.pairs, report.images, console))
 
 
 def _unusual_files(report: DatasetReport) -> list[Finding]:

@@ -3,18 +3,21 @@
 The cache is an SQLite file, of which a start reads the rows of its own files. It only saves time: where it is damaged
 it is made anew, and where it cannot be written (a full or read-only disk) nothing is kept."""
 
+import base64
 import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import cv2
+import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 
-from unet_trainer.data.near_duplicates import is_thumbnail
 from unet_trainer.images.file_bytes import Stamp, StoredFile, file_stamp
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_shapes import MaskStructure
 
 # Of another name whenever facts mean something else.
@@ -22,6 +25,35 @@ TABLE, COLUMNS = "facts_9", "file BLOB PRIMARY KEY, stamp TEXT NOT NULL, facts B
 NUM_ASKED, NUM_HELD = 500, 5000  # rows that are read and written at a time; SQLite before 3.32 takes 999 values
 WAIT_SECONDS = 10.0  # for another run that writes
 MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
+
+SIDE = 16  # of a thumbnail
+OVERSAMPLING = 4  # pixels each way that make one of it: this keeps fractions of a grey level of dark images
+MIDDLE, CONTRAST = 128, 32  # mean and standard deviation of a thumbnail's pixels
+
+
+def thumbnail_of(image: Pixels) -> str:
+    """Encode an H,W,C image of any depth as a small grey one; empty if it is of one value."""
+    image = np.ascontiguousarray(image[:, :, :3])
+    if image.dtype not in (np.uint8, np.uint16, np.float32):  # others OpenCV cannot average
+        image = image.astype(np.float32)
+    image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) if image.shape[2] == 3 else image[:, :, 0]
+    pixels = cv2.resize(image, (SIDE * OVERSAMPLING, SIDE * OVERSAMPLING), interpolation=cv2.INTER_AREA)
+    small = pixels.astype(np.float64).reshape(SIDE, OVERSAMPLING, SIDE, OVERSAMPLING).mean((1, 3))
+    mean, spread = small.mean(), small.std()
+    if not spread > 1e-3 * abs(mean):  # NaN too
+        return ""
+    scaled = MIDDLE + CONTRAST * (small - mean) / spread
+    return base64.b64encode(scaled.round().clip(0, 255).astype(np.uint8).tobytes()).decode()
+
+
+def decode_thumbnails(thumbnails: Sequence[str]) -> Pixels:
+    """N,SIDE*SIDE; 0 where there is nothing to see."""
+    pixels = b"".join(base64.b64decode(text) or bytes(SIDE**2) for text in thumbnails)
+    return np.frombuffer(pixels, np.uint8).reshape(-1, SIDE**2).astype(np.float32)
+
+
+def is_thumbnail(text: str) -> bool:
+    return len(base64.b64decode(text)) in (0, SIDE**2)
 
 
 class ImageFacts(NamedTuple):
@@ -129,7 +161,14 @@ class ScanCache:
     def find(self, kind: Kind, paths: Sequence[Path]) -> Iterator[Any]:
         """The facts of each file, None where they are unknown. The index of shards may have them too."""
         for start in range(0, len(paths), NUM_ASKED):
-            contents = self._contents(kind, paths[start : start + NUM_ASKED])
+            chunk = paths[start : start + NUM_ASKED]
+            files = {_key(kind, path): path for path in chunk}
+            select = (
+                f"SELECT file, stamp, CAST(facts AS BLOB) FROM {TABLE} WHERE file IN ({', '.join('?' * len(files))})"
+            )
+            rows = self._run(select, [*files])
+            known = {key: content for key, stamp, content in rows if stamp == str(file_stamp(files[key]))}
+            contents = [_stored_facts(path) or known.get(_key(kind, path)) or b"null" for path in chunk]
             yield from (facts if self._holds(facts) else None for facts in _parse(kind, contents))
 
     def _holds(self, facts: Any) -> bool:
@@ -137,24 +176,6 @@ class ScanCache:
             return facts is not None and facts.is_consistent and getattr(facts, "nodata", self.nodata) == self.nodata
         except ValueError:
             return False
-
-    def _contents(self, kind: Kind, paths: Sequence[Path]) -> list[bytes]:
-        keys = [_key(kind, path) for path in paths]
-        rows, contents = self._read(keys), []
-        for path, key in zip(paths, keys, strict=True):
-            stamp, content = rows.get(key, ("", b""))
-            if isinstance(path, StoredFile) and path.facts is not None:
-                with contextlib.suppress(RecursionError):  # of a hostile index
-                    content = json.dumps(path.facts).encode()
-            elif not stamp or stamp != str(file_stamp(path)):
-                content = b""
-            contents.append(content or b"null")
-        return contents
-
-    def _read(self, keys: Sequence[bytes]) -> dict[bytes, tuple[str, bytes]]:
-        select = f"SELECT file, stamp, CAST(facts AS BLOB) FROM {TABLE} WHERE file IN ({', '.join('?' * len(keys))})"
-        rows = self._run(lambda file: file.execute(select, keys).fetchall())
-        return {key: (stamp, content) for key, stamp, content in rows or ()}
 
     def add(self, kind: Kind, path: Path, facts: Facts, stamp: Stamp) -> None:
         """`stamp` of the file when it was read."""
@@ -166,29 +187,26 @@ class ScanCache:
     def save(self) -> None:
         """Write what was added."""
         rows, self.new = self.new, []
-        self._run(lambda file: file.executemany(f"INSERT OR REPLACE INTO {TABLE} VALUES (?, ?, ?)", rows), bool(rows))
+        self._run(f"INSERT OR REPLACE INTO {TABLE} VALUES (?, ?, ?)", rows, is_repeated=True)
 
-    def _run(self, action: Callable[[sqlite3.Connection], Any], creates: bool = False) -> Any:
-        """None where there is no file, or none that can be used; one that is damaged is deleted. It is open during this
-        call only: forked processes must not share it."""
+    def _run(self, statement: str, values: Sequence[Any], is_repeated: bool = False) -> list[Any]:
+        """The rows that it finds; none where the file cannot be used, and one that is damaged is deleted. It is open
+        during this call only: forked processes must not share it."""
         path = self.path
-        if path is None:
-            return None
+        if path is None or path.is_symlink() or (path.exists() and not path.is_file()):  # a link could lead anywhere
+            return []
         try:
-            if path.is_symlink() or not (path.is_file() or (creates and not path.exists())):
-                return None  # a link could lead anywhere
             path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.closing(sqlite3.connect(path, timeout=WAIT_SECONDS)) as file, file:
                 file.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({COLUMNS})")
-                return action(file)
+                return (file.executemany if is_repeated else file.execute)(statement, values).fetchall()
         except (OSError, sqlite3.OperationalError):  # the disk is full or read-only, or others write for very long
             self.path = None  # each further call could wait as long
-            return None
         except (sqlite3.DatabaseError, UnicodeDecodeError):
             for damaged in (path, path.with_name(f"{path.name}-journal")):
                 with contextlib.suppress(OSError):
                     damaged.unlink()
-            return None
+        return []
 
 
 def _parse(kind: Kind, contents: Sequence[bytes]) -> list[Any]:
@@ -198,6 +216,13 @@ def _parse(kind: Kind, contents: Sequence[bytes]) -> list[Any]:
         if len(found) == len(contents):
             return found
     return [None] if len(contents) == 1 else [facts for content in contents for facts in _parse(kind, [content])]
+
+
+def _stored_facts(path: Path) -> bytes:
+    """Of a file in shards, as their index has them."""
+    with contextlib.suppress(RecursionError):  # of a hostile index
+        return json.dumps(path.facts).encode() if isinstance(path, StoredFile) and path.facts is not None else b""
+    return b""
 
 
 def _key(kind: Kind, path: Path) -> bytes:

@@ -9,15 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from unet_trainer.data.class_files import ClassFile, is_background
-from unet_trainer.data.scan import MaskFacts
-from unet_trainer.images.mask_decoding import COLOUR, IGNORED, MaskCoding, as_number, channels_of, distance, show_values
+from unet_trainer.data.file_facts import MaskFacts
+from unet_trainer.images.mask_decoding import COLOUR, IGNORED, MaskCoding, as_number, channels_of, distance
 
 Masks = Sequence[MaskFacts]
 VOID = 255  # beside ids
 MAX_LISTED = 40  # values that are classes each: more are soft edges, or objects
 EDGE_WIDTH, COLOUR_WIDTH = 48, 12  # values this close to another one may be its edge: greys and JPEG, exact colours
 MIN_PICTURE = 6  # values that have nearly all pixels of a picture in place of a mask
-NUM_SHOWN = 8  # classes in the line that describes them
 
 
 class MaskEvidence:
@@ -41,11 +40,6 @@ class MaskEvidence:
 
     def share(self, *values: int) -> float:
         return sum(self.counts[value] for value in values) / max(1, self.total)
-
-    def thin_share(self, *values: int) -> float:
-        """Share of their pixels that have a neighbour of another value."""
-        num_pixels = sum(self.counts[value] for value in values)
-        return 1 - sum(self.solid[value] for value in values) / max(1, num_pixels)
 
     def has_two_clusters(self) -> bool:
         """Whether the values are greys around two ends, with few pixels between them, and no peak: a third class."""
@@ -97,9 +91,11 @@ class MaskEvidence:
     def last_may_be_void(self) -> bool:
         """Whether the highest value is in nearly all masks, and thinner than the classes that it lies beside."""
         last, most = self.seen[-1], max(self.counts, key=self.counts.__getitem__)
-        is_everywhere = last != most and self.holders[last] >= 0.9 * len(self.masks)
+        thin = self.counts - self.solid
         others = [value for value in self.seen if value not in (last, most)]
-        return is_everywhere and self.thin_share(last) >= max(0.2, 2 * self.thin_share(*others))
+        of_others = sum(thin[value] for value in others) / max(1, sum(self.counts[value] for value in others))
+        is_everywhere = last != most and self.holders[last] >= 0.9 * len(self.masks)
+        return is_everywhere and thin[last] >= max(0.2, 2 * of_others) * self.counts[last]
 
     @cached_property
     def void(self) -> tuple[int, ...]:
@@ -135,16 +131,16 @@ def total_counts(masks: Masks) -> Counter[int]:
     return _total(mask.counts for mask in masks)
 
 
-def class_ids(counts: Mapping[int, int], coding: MaskCoding) -> Counter[int]:
-    """Class id → number of pixels, from those of each value; includes IGNORED and UNKNOWN."""
-    values = tuple(sorted(counts))
-    return _total({i: counts[v]} for v, i in zip(values, encode_values(values, coding), strict=True))
-
-
 @lru_cache(maxsize=1024)
 def encode_values(values: tuple[int, ...], coding: MaskCoding) -> tuple[int, ...]:
     """The class ids of values; most masks of a dataset hold the same ones."""
     return tuple(coding.encode(np.array(values)).tolist())
+
+
+def class_ids(counts: Mapping[int, int], coding: MaskCoding) -> Counter[int]:
+    """Class id → number of pixels, from those of each value; includes IGNORED and UNKNOWN."""
+    values = tuple(sorted(counts))
+    return _total({i: counts[v]} for v, i in zip(values, encode_values(values, coding), strict=True))
 
 
 def class_shares(masks: Masks, coding: MaskCoding, num_ids: int) -> list[float]:
@@ -166,7 +162,7 @@ def has_background(names: Sequence[str], shares: Sequence[float]) -> bool:
 
 
 class ClassRow(NamedTuple):
-    """The file values that become a class, its name, and its share of the pixels that are not ignored."""
+    """A class: the values in files that become it, its name, and its share of the pixels that are not ignored."""
 
     values: str
     name: str
@@ -174,21 +170,5 @@ class ClassRow(NamedTuple):
 
 
 def class_table(masks: Masks, coding: MaskCoding, names: Sequence[str]) -> list[ClassRow]:
-    """A row for each class id."""
     shares = class_shares(masks, coding, len(names))
     return [ClassRow(coding.describe(index), name, shares[index]) for index, name in enumerate(names)]
-
-
-def describe_classes(masks: Masks, coding: MaskCoding, names: Sequence[str]) -> str:
-    """The table in one line, with the ignored share and the reason for the coding."""
-    table = [f"{row.values} → {row.name} {row.share:.1%}" for row in class_table(masks, coding, names)]
-    text = ", ".join(table[:NUM_SHOWN]) + (", …" if len(table) > NUM_SHOWN else "") + " of pixels"
-    if share := ignored_share(masks, coding):
-        text += f"; ignored: {describe_ignored(coding)}, {share:.1%} of all pixels"
-    return text + (f" ({coding.reason})" if coding.reason != "mask_values" else "")
-
-
-def describe_ignored(coding: MaskCoding) -> str:
-    """The values that are ignored."""
-    named = [show_values(coding.ignored)] if coding.ignored else []
-    return " and ".join([*named, "other values"] if coding.ignores_unknown or coding.tolerance else named)

@@ -12,15 +12,14 @@ from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config, implied_num_classes
 from unet_trainer.data.class_files import is_background, is_void
 from unet_trainer.data.mask_evidence import EDGE_WIDTH, MAX_LISTED, VOID, MaskEvidence
-from unet_trainer.data.pairs import Choice, Question
+from unet_trainer.data.pairs import Choice
 from unet_trainer.images import mask_decoding as masks
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import COLOUR, MaskCoding, show_value
 
-MAX_CLASSES = 254  # ids 254 and 255 have a meaning of their own
+MAX_CLASSES, MAX_CHOICES = 254, 3  # ids 254 and 255 have a meaning of their own; readings that are offered
 MIN_TOLERANCE = 8  # JPEG changes values by more
 BLACK, WHITE = 0, 255  # in a palette
-MAX_CHOICES, NUM_ROWS = 3, 12
 
 
 @dataclass(frozen=True)
@@ -58,15 +57,10 @@ def choose_classes(config: Config, evidence: MaskEvidence) -> ChosenClasses | No
     number = asked or (1 if coding.num_ids == 2 else coding.num_ids)
     keys = [key for key in ("class_names", "class_weights") if isinstance(getattr(config, key), tuple)]
     reason = f"the masks hold {reason}" if asked is None else f"by {[*keys, 'mask_values'][0]}"
-    names = None if config.class_names else _class_names(coding, evidence, number)
-    return ChosenClasses(coding, number, reason, names)
-
-
-def _class_names(coding: MaskCoding, evidence: MaskEvidence, number: int) -> tuple[str, ...] | None:
-    """Those of a class file, if it names every class; that of one class is the foreground's."""
-    named = _names_by_value(evidence)
-    names = tuple(named.get(value, "void") for value in coding.values or ())
-    return None if not names or any(map(is_void, names)) else names[-number:]
+    named = {} if config.class_names else _names_by_value(evidence)
+    names = [named.get(value, "void") for value in coding.values or [-1]]
+    # A class file has to name every class; of one class, the name is the foreground's.
+    return ChosenClasses(coding, number, reason, None if any(map(is_void, names)) else tuple(names[-number:]))
 
 
 def _jpeg_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> int:
@@ -98,8 +92,7 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence) -> MaskCoding | No
         classes.sort(key=lambda value: (not is_background(named[value]), value != 0))
     if evidence.class_file is None or evidence.share(*void) > 0.5 or len(classes) < 2:
         return None
-    reason = f"{len(classes)} classes in {evidence.class_file.path.name}"
-    coding = MaskCoding(tuple(classes), ignore_value=void, reason=reason)
+    coding = MaskCoding(tuple(classes), 0, void, reason=f"{len(classes)} classes in {evidence.class_file.path.name}")
     return coding if set(evidence.seen) <= named.keys() or _jpeg_tolerance(coding, evidence) else None
 
 
@@ -182,59 +175,13 @@ def _are_classes(evidence: MaskEvidence, values: Sequence[int]) -> bool:
     return not is_other and len(values) <= MAX_CLASSES
 
 
-# The question
+# The readings that the question offers
 
 
-def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]) -> Question:
-    """The question where choose_classes has no answer. `names` are what messages call the masks."""
-    hint = describe_misfit(evidence) or _describe_values(evidence)
-    text = "mask_values: auto cannot tell what the values in the masks mean" + (f"\n  {hint}" if hint else "")
+def possible_readings(config: Config, evidence: MaskEvidence) -> list[Choice]:
+    """What a person may mean by these masks, as settings that train, the most likely first."""
     if evidence.look_like_photographs:
-        return Question(text)
-    choices = [*{str(choice.settings): choice for choice in _possible_readings(evidence)}.values()]
-    choices = [choice for choice in choices if not any(class_contradictions(replace(config, **choice.settings)))]
-    if not evidence.are_objects:
-        choices.sort(key=lambda choice: config.num_classes not in ("auto", choice.settings["num_classes"]))
-    return Question(text, *choices[:MAX_CHOICES], table=_table(evidence, names))
-
-
-def describe_misfit(evidence: MaskEvidence) -> str:
-    """Why the classes of the class file are not used, and what to do; empty if there is none."""
-    if (file := evidence.class_file) is None:
-        return ""
-    what = f"it names {len(file.names)} classes, and the masks hold {len(evidence.seen)} values that do not fit them"
-    return f"{file.path.name} is not used: {what}, or its void is most of the pixels; correct it, or set class_names"
-
-
-def _describe_values(evidence: MaskEvidence) -> str:
-    """What they look like, and what to ask then."""
-    photo = "They look like those of photographs; is mask_dir the folder of the masks?"
-    objects = "They look like ids of objects: each is one piece, or masks with more of them hold those of the others"
-    last = show_value(evidence.seen[-1])
-    hints = {
-        f"{photo} Of cut-outs, save the alpha channel as the mask": evidence.look_like_photographs,
-        objects: evidence.are_objects,
-        "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG": evidence.is_lossy,
-        "Which of the two is the background?": len(evidence.seen) == 2,
-        f"{last} may be void (pixels to ignore), or a class: which is it?": evidence.last_may_be_void or last == "255",
-    }
-    return next((hint for hint, holds in hints.items() if holds), "")
-
-
-def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
-    """The values that are in one mask only, with its name, then the most frequent ones."""
-    first, rows = evidence.in_one_mask[: NUM_ROWS // 2], [("value", "share of pixels", "in masks")]
-    for value in sorted(evidence.distinct, key=lambda value: (value not in first, -evidence.counts[value]))[:NUM_ROWS]:
-        holders = [name for name, mask in zip(names, evidence.masks, strict=True) if value in mask.counts]
-        in_masks = holders[0] if value in evidence.in_one_mask else f"{len(holders)} of {len(names)}"
-        rows.append((show_value(value), f"{evidence.share(value):.2%}", in_masks))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    more = [f"… {len(evidence.seen)} values in all (check --json FILE lists them)"]
-    return [" | ".join(map(str.rjust, row, widths)) for row in rows] + more * (len(rows) <= len(evidence.seen))
-
-
-def _possible_readings(evidence: MaskEvidence) -> list[Choice]:
-    """Every reading that a person may mean, the most likely first."""
+        return []
     seen, high = evidence.seen, evidence.seen[-1]
     are_ids, are_objects = seen == list(range(len(seen))), evidence.are_objects
     has_two_codings = len(seen) == 3 and high == VOID and all(len(mask.counts) < 3 for mask in evidence.masks)
@@ -257,7 +204,11 @@ def _possible_readings(evidence: MaskEvidence) -> list[Choice]:
         (len(seen) <= (MAX_CLASSES if are_ids else MAX_LISTED), _choice(seen)),
         (seen[0] == 0 and not evidence.is_lossy, nonzero),  # JPEG makes values next to 0 of it
     ]
-    return [choice for is_possible, choice in readings if is_possible]
+    choices = [*{str(choice.settings): choice for is_possible, choice in readings if is_possible}.values()]
+    choices = [choice for choice in choices if not any(class_contradictions(replace(config, **choice.settings)))]
+    if not are_objects:
+        choices.sort(key=lambda choice: config.num_classes not in ("auto", choice.settings["num_classes"]))
+    return choices[:MAX_CHOICES]
 
 
 def _choice(values: Sequence[int], void: Sequence[int] = (), **others: Any) -> Choice:

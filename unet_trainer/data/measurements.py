@@ -25,10 +25,7 @@ Floats = NDArray[np.floating[Any]]
 MAX_PAIRS = 200  # that are measured: enough for every number here, and a few seconds
 MAX_PIXELS = 2_000_000  # of a mask; a larger one is measured at a fraction
 GRID = 8  # cells along each side of the maps that symmetry is judged by
-VIEW, NUM_VIEWS = (
-    256,
-    6,
-)  # side and number of the crops that symmetry is judged by too, as a model that sees crops would
+VIEW, NUM_VIEWS = 256, 6  # side and number of the crops that symmetry is judged by too, as models that see crops would
 NUM_TURNS = 4  # after which each transform is back at the original
 NUM_SHUFFLES = 400  # random transforms of the set that a share is compared with
 

@@ -4,7 +4,7 @@ hold what all images share: channels, depth, what marks missing data, and statis
 import os
 import re
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -17,8 +17,16 @@ import numpy as np
 
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.schema import Config
-from unet_trainer.data.file_facts import MAX_CACHED_VALUES, Facts, ImageFacts, Kind, MaskFacts, PairFacts, ScanCache
-from unet_trainer.data.near_duplicates import thumbnail_of
+from unet_trainer.data.file_facts import (
+    MAX_CACHED_VALUES,
+    Facts,
+    ImageFacts,
+    Kind,
+    MaskFacts,
+    PairFacts,
+    ScanCache,
+    thumbnail_of,
+)
 from unet_trainer.data.pairs import Pair
 from unet_trainer.images.file_bytes import (
     DataError,
@@ -36,7 +44,7 @@ from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.mask_shapes import measure_structure
 from unet_trainer.images.tiff_files import NO_MEMORY
 from unet_trainer.system.concurrency import HANG_SECONDS, Crash, ReadStderr, forked_map
-from unet_trainer.system.console import Console, counted
+from unet_trainer.system.console import Console
 from unet_trainer.system.resources import count_cores
 
 KINDS: tuple[Kind, Kind] = ("image", "mask")
@@ -68,28 +76,28 @@ def scan_pairs(
 
     Raises DataError where a file takes `timeout` seconds: a disk that does not answer takes as long for every other.
     """
-    cache = cache or ScanCache(None)
-    found: dict[Kind, list[Any]] = {
-        kind: [*cache.find(kind, [getattr(pair, kind) for pair in pairs])] for kind in KINDS
-    }
-    unknown: dict[tuple[Kind, Path], list[int]] = {}  # files that are to be read: the numbers of their pairs
+    cache, found = cache or ScanCache(None), dict[Kind, list[Any]]()
+    unknown = defaultdict[tuple[Kind, Path], list[int]](list)  # files that are to be read: the numbers of their pairs
     for kind in KINDS:
-        for index, (pair, facts) in enumerate(zip(pairs, found[kind], strict=True)):
+        paths = [getattr(pair, kind) for pair in pairs]
+        found[kind] = [*cache.find(kind, paths)]
+        for index, facts in enumerate(found[kind]):
             if facts is None:
-                unknown.setdefault((kind, getattr(pair, kind)), []).append(index)
+                unknown[kind, paths[index]].append(index)
     tasks = [(kind, pairs[indices[0]]) for (kind, _), indices in unknown.items()]
     scan = partial(_scan_file, nodata=cache.nodata)
     try:
         with closing(_in_children(scan, tasks, console, "Reading every file once:", timeout)) as outcomes:
             for (kind, pair), outcome in outcomes:
+                path = getattr(pair, kind)
                 if isinstance(outcome, Crash) and outcome.is_timeout:
                     why = f"{outcome.reason} (worker_timeout); is the disk there? Else this file hangs its decoder"
                     raise DataError(f"{getattr(pair, f'shown_{kind}')}: {why}")
                 crashed = isinstance(outcome, Crash)
                 facts, stamp = (f"decoding it crashed ({outcome.reason})", None) if crashed else outcome
                 if stamp is not None and not isinstance(facts, str):
-                    cache.add(kind, getattr(pair, kind), facts, stamp)
-                for index in unknown[kind, getattr(pair, kind)]:
+                    cache.add(kind, path, facts, stamp)
+                for index in unknown[kind, path]:
                     found[kind][index] = facts
     finally:
         cache.save()
@@ -151,10 +159,8 @@ def _scan_file(
 
 def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
     file = EncodedImage(read_bytes(path))
-    num_with_alpha = file.channels_with_alpha
-    whole = file.decode(channels=num_with_alpha or None)
-    alpha: Any = ""
-    if num_with_alpha and whole.shape[2] == num_with_alpha:
+    whole, alpha = file.decode(channels=file.channels_with_alpha or None), ""
+    if file.channels_with_alpha == whole.shape[2]:
         alpha = "band" if _is_band(whole[:, :, -1]) else "opacity"
     image = np.ascontiguousarray(whole[:, :, :-1]) if alpha else whole
     is_float = whole.dtype.kind == "f"
@@ -169,12 +175,11 @@ def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
     digests = content_digest(file.data), content_digest(np.ascontiguousarray(seen).ravel().data)
     statistics = whole.dtype.name, *_measure(whole, is_missing), low, high, alpha, file.is_turned
     if is_missing is None:
-        rest: tuple[Any, ...] = (), (), None, nodata, thumbnail_of(image)
-    else:
-        missing = tuple(np.count_nonzero(is_missing, axis=(0, 1)).tolist())
-        values = np.unique(whole[is_missing])[:3].tolist()
-        marks = tuple(sorted({f"{value:.6g}".replace("nan", "NaN") for value in values}))
-        rest = missing, marks, None if is_float else tag, nodata, ""
+        return ImageFacts._make((*image.shape, *statistics, *digests, (), (), None, nodata, thumbnail_of(image)))
+    missing = tuple(np.count_nonzero(is_missing, axis=(0, 1)).tolist())
+    values = np.unique(whole[is_missing])[:3].tolist()
+    marks = tuple(sorted({f"{value:.6g}".replace("nan", "NaN") for value in values}))
+    rest = missing, marks, None if is_float else tag, nodata, ""
     return ImageFacts._make((*image.shape, *statistics, *digests, *rest))
 
 
@@ -269,33 +274,6 @@ def choose_nodata(images: Sequence[ImageFacts], nodata: float | str) -> tuple[fl
     return (nodata,) if isinstance(nodata, float) else tuple(sorted(tags)[:MAX_MARKS])
 
 
-def describe_reading(
-    images: Sequence[ImageFacts], channels: int, tags: Sequence[float], nodata: float | str, can_be_set: bool = True
-) -> list[str]:
-    """What is done with alpha channels and with missing data, a line each, and the settings for other ways."""
-    total, lines = counted(len(images), "image"), []
-    alpha = [image.channels + 1 for image in images if image.alpha]
-    if num_kept := alpha.count(channels):
-        drop = f" (in_channels: {channels - 1} drops it)" if can_be_set else ""
-        lines.append(f"the last channel of {num_kept} of {total}, tagged as alpha, is kept as a band{drop}")
-    if num_dropped := len(alpha) - num_kept:
-        keep = f" (in_channels: {alpha[0]} keeps it)" if can_be_set else ""
-        lines.append(f"the alpha channel of {num_dropped} of {total} is dropped{keep}")
-    if missing := [read for image in images if sum((read := image.as_read(channels)).missing)]:
-        share = sum(sum(image.missing) for image in missing) / sum(image.num_values for image in missing)
-        marks = ", ".join(dict.fromkeys(mark for image in missing for mark in image.marks))
-        line = f"{len(missing)} of {total} have no data in {share:.2%} of their values ({marks})"
-        line += ": left out of the statistics, and filled with the mean"
-        if nodata == "ignore":
-            line += "; these pixels are ignored"
-        elif can_be_set and isinstance(nodata, str):
-            line += "; nodata: ignore ignores these pixels"
-        if can_be_set and isinstance(nodata, str) and tags:
-            line += f"; nodata: keep takes {', '.join(f'{tag:g}' for tag in tags)} as any other value"
-        lines.append(line)
-    return lines
-
-
 def mismatch(image: ImageFacts, kind: ImageKind) -> str | None:
     """Why an image cannot be in one batch with the others; None if it can. Of an image as it is read."""
     if depth_of(image) != kind.depth:
@@ -309,8 +287,8 @@ def build_image_spec(
     config: Config, kind: ImageKind, images: Sequence[ImageFacts], nodata: tuple[float, ...]
 ) -> tuple[ImageSpec, str]:
     """The spec, and the source of its statistics: as given, ImageNet's for 8-bit RGB, or the training images."""
-    settings = {"image_mean": config.image_mean, "image_std": config.image_std}
-    given = {name: tuple(value) for name, value in settings.items() if not isinstance(value, str)}
+    keys = "image_mean", "image_std"
+    given = {key: tuple(getattr(config, key)) for key in keys if not isinstance(getattr(config, key), str)}
     what = f"values; the images have {kind.channels} channels"
     if wrong := [f"{name}: got {len(its)} {what}" for name, its in given.items() if len(its) != kind.channels]:
         raise ConfigError("\n".join(wrong))

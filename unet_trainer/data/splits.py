@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unet_trainer.config.schema import Config
+from unet_trainer.data.dataset_notices import Finding
 from unet_trainer.data.listing import resolved
 from unet_trainer.data.pairs import FoundPairs, Pair, Part, Question, composed, first_few
 from unet_trainer.images.file_bytes import DataError
@@ -45,7 +46,7 @@ class Split:
     train: tuple[Pair, ...]
     val: tuple[Pair, ...]
     rule: str
-    notices: tuple[str, ...] = ()
+    notices: tuple[Finding, ...] = ()
     test: tuple[Pair, ...] = ()  # for `evaluate`; training does not touch them
     unused: tuple[Pair, ...] = ()  # left out of both: the gaps between blocks, training images that also validate
 
@@ -75,25 +76,25 @@ def build_split(
     return _split_at_random(config, found, units, labels, digests)
 
 
-def _divide(found: FoundPairs, parts: Sequence[str | None], digests: Sequence[str], rule: str, *notices: str) -> Split:
+def _divide(
+    found: FoundPairs, parts: Sequence[str | None], digests: Sequence[str], rule: str, *notices: Finding
+) -> Split:
     """The pairs by their parts: train, val or UNUSED. A training image that also validates is left out."""
     by_part: dict[str | None, list[Pair]] = defaultdict(list)
     validating = {digest for part, digest in zip(parts, digests, strict=True) if part == "val"} - {""}
     for pair, part, digest in zip(found.pairs, parts, digests, strict=True):
         by_part["identical" if part == "train" and digest in validating else part].append(pair)
-    if identical := by_part["identical"]:
-        what = f"{counted(len(identical), 'training image')} left out, identical to a validation image"
-        notices = (f"{what}: {first_few(pair.shown_image for pair in identical)}", *notices)
+    identical = by_part["identical"]
+    notices = (Finding("also validate", [pair.shown_image for pair in identical]), *notices)
     train, val, unused = (tuple(by_part[part]) for part in ("train", "val", UNUSED))
-    return Split(train, val, rule, notices, found.test, (*unused, *identical))
+    return Split(train, val, rule, tuple(filter(None, notices)), found.test, (*unused, *identical))
 
 
 def _split_as_divided(config: Config, found: FoundPairs, digests: Sequence[str]) -> Split:
     """Takes the parts as the data has them. A group on both sides is an error."""
-    for key, is_set in (("num_folds", config.num_folds is not None), ("split: blocks", config.split == "blocks")):
-        if is_set:
-            what = f"the data is already divided into train and val ({found.rule})"
-            raise DataError(f"{key}: {what}; leave {key} out")
+    if config.num_folds is not None or config.split == "blocks":
+        key = "split: blocks" if config.num_folds is None else "num_folds"
+        raise DataError(f"{key}: the data is already divided into train and val ({found.rule}); leave {key} out")
     if all(pair.part == "val" for pair in found.pairs):
         raise DataError(f"every pair validates and none trains ({found.rule}); need train as well; {BY_HAND}")
     train, val = ({pair.group for pair in found.pairs if pair.part == part} for part in ("train", "val"))
@@ -149,10 +150,8 @@ def _split_at_random(
     for pair, digest in zip(found.pairs, digests, strict=True):
         by_digest[digest].append(pair.shown_image)
     identical = [images for digest, images in by_digest.items() if digest and len(images) > 1]
-    shown = first_few((" = ".join(images[:3]) for images in identical), 2)
-    what = f"{sum(map(len, identical))} images are identical to another one; identical images stay on one side: {shown}"
     rule = f"{found.rule}; {how}, seed {config.seed}{grouped}"
-    return _divide(found, parts, digests, rule, *([what] if identical else []))
+    return _divide(found, parts, digests, rule, Finding("identical", identical))
 
 
 def _group_pairs(
@@ -233,10 +232,8 @@ def _split_into_blocks(config: Config, found: FoundPairs, labels: Labels, digest
                 parts[order[position]] = UNUSED
     for position in (position for start, end in blocks for position in range(start, end)):
         parts[order[position]] = "val"
-    num_left = parts.count(UNUSED)
-    gaps = [f"{counted(num_left, 'pair')} between the blocks of train and val left out, as a gap"] if num_left else []
     rule = f"{found.rule}; split: blocks, {how}: {counted(len(blocks), 'block')} of val"
-    split = _divide(found, parts, digests, rule, *gaps)
+    split = _divide(found, parts, digests, rule, Finding("gaps", parts.count(UNUSED)))
     if not split.train:
         raise too_few
     return split
@@ -272,19 +269,18 @@ def places_of(names: Sequence[str]) -> list[Place]:
     by_template: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, its in enumerate(pieces):
         by_template[tuple(its[::2])].append(index)
-    counters = {}  # of each template, the piece that counts
+    counters = {}  # of each template, the piece that counts: the last of those with most names in runs
     for template, members in by_template.items():
         numbers = [tuple(map(int, pieces[index][1::2])) for index in members]
-        in_runs = []  # how many are in runs of MIN_RUN or more with the other numbers fixed
-        for position in range(len(template) - 1):
-            runs = Counter((*its[:position], *its[position + 1 :]) for its in numbers)
-            in_runs.append((sum(count for count in runs.values() if count >= MIN_RUN), position))
-        counters[template] = 2 * max(in_runs)[1] + 1 if in_runs else None  # of several the last
+        # Names that differ in this number only.
+        runs = [Counter((*its[:place], *its[place + 1 :]) for its in numbers) for place in range(len(template) - 1)]
+        in_runs = [sum(count for count in each.values() if count >= MIN_RUN) for each in runs]
+        counters[template] = max(range(len(runs)), key=lambda place: (in_runs[place], place), default=None)
     places = []
     for name, its in zip(names, pieces, strict=True):
         counter, number = counters[tuple(its[::2])], 0
         if counter is not None:
-            number, its[counter] = int(its[counter]), "#"
+            number, its[2 * counter + 1] = int(its[2 * counter + 1]), "#"
         # In parts that sort as people count: 2 before 10.
         texts = (str(PurePosixPath(name).parent), "/", "".join(its))
         parts = [part for text in texts for part in NUMBER.split(text) if part]

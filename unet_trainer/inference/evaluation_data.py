@@ -16,14 +16,14 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.data.converted import Converter
-from unet_trainer.data.dataset_notices import unknown_value_lines
+from unet_trainer.data.dataset_notices import describe_reading, unknown_value_lines
 from unet_trainer.data.dataset_report import DatasetReport, read_every_pair
 from unet_trainer.data.find import find_dataset
 from unet_trainer.data.formats.table import listed_files, read_split_csv
 from unet_trainer.data.listing import resolved
 from unet_trainer.data.mask_evidence import class_ids, total_counts
 from unet_trainer.data.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
-from unet_trainer.data.scan import ImageFacts, MaskFacts, ScanCache, depth_of, describe_reading, open_scan_cache
+from unet_trainer.data.scan import ImageFacts, MaskFacts, ScanCache, depth_of, open_scan_cache
 from unet_trainer.data.shards import find_in_shards
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec

@@ -11,9 +11,9 @@ from unet_trainer.config.auto_training import choose_number_format
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import Config, id_names
-from unet_trainer.data.dataset_notices import describe_sizes
+from unet_trainer.data.dataset_notices import describe_classes, describe_sizes
 from unet_trainer.data.dataset_report import CheckedDataset
-from unet_trainer.data.mask_evidence import class_shares, class_table, describe_classes
+from unet_trainer.data.mask_evidence import class_shares, class_table
 from unet_trainer.data.measurements import measure_dataset
 from unet_trainer.data.scan import IMAGENET_REASON, brightness_share
 from unet_trainer.data.splits import describe_split
