@@ -277,5 +277,5 @@ def test_endings_that_may_be_something_else_than_classes_are_asked_about(endings
 def test_tables_of_hugging_face_are_named_with_what_to_do(name, tmp_path, report):
     photos(tmp_path / "data", "data")
     (tmp_path / "data" / name).write_text("file_name,mask_file_name\ns00.png,x.png\n")
-    with pytest.raises(DataError, match=rf"{name}:? .*a table of Hugging Face, which is not read; .*\(train_data=\)"):
+    with pytest.raises(DataError, match=rf"{name}:? .*a table of Hugging Face.* give (the pairs|them) from Python"):
         report()

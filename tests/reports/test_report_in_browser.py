@@ -28,7 +28,9 @@ def report(tmp_path_factory):
     """Four classes with hostile names, four images, a run that was interrupted and went on."""
     place = tmp_path_factory.mktemp("report")
     folder = write_run(place / "run", IDS, end="interrupted", encoder=ATTACK)
-    record = go_on(folder, 3, model={"ids": list(IDS), "encoder": ATTACK}, data={"notices": [ATTACK]})
+    record = go_on(
+        folder, 3, model={"ids": list(IDS), "classes": list(IDS), "encoder": ATTACK}, data={"notices": [ATTACK]}
+    )
     record.add_epoch(*epoch_of(4, list(IDS), 0.55, {"cow": 0.1}))
     record.end("finished")
     gallery = small_gallery(place / "data", worst_first(scores_of(FOUR_IMAGES)))
