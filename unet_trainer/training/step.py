@@ -62,6 +62,18 @@ class Part(NamedTuple):
     ends_batch: bool = True
 
 
+def build_forward(segmenter: Segmenter, numerics: Numerics) -> Callable[[torch.Tensor], torch.Tensor]:
+    """N,H,W,C images → logits. Autocast is entered in here too: before torch 2.15, code that was compiled for another
+    precision is found again by what the function holds alone."""
+
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        with numerics.autocast():
+            logits: torch.Tensor = segmenter(images)
+            return logits
+
+    return forward
+
+
 def build_criterion(loss: WeightedLoss) -> Criterion:
     def criterion(
         logits: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None
@@ -87,7 +99,7 @@ class TrainStep:
         num_parts: int = 1,
     ) -> None:
         self.segmenter, self.numerics, self.device = segmenter, numerics, numerics.device
-        self.forward: Callable[[torch.Tensor], torch.Tensor] = lambda images: segmenter(images)  # may be compiled
+        self.forward = build_forward(segmenter, numerics)  # may be compiled
         self.criterion = build_criterion(loss)  # may be compiled
         self.optimizer, self.scaler, self.grad_clip, self.ema = optimizer, scaler, grad_clip, ema
         self.num_parts = num_parts  # that a batch goes through the model in
