@@ -98,12 +98,12 @@ def train_epochs(
 
 def epochs(run: Run, is_followed: bool) -> Generator[Row, None, None]:
     """Train, validate, save, hand out the row; until the epochs are done, patience runs out or a callback asks."""
-    from unet_trainer.training.memory import OutOfMemory, can_shrink, in_memory
+    from unet_trainer.training.memory import OutOfMemory, can_shrink, unless_out_of_memory
     from unet_trainer.training.recovery import shrink_batches
     from unet_trainer.training.schedule import fit_into_budget
 
     while not run.is_finished():
-        done = in_memory(lambda: train_one_epoch(run))
+        done = unless_out_of_memory(lambda: train_one_epoch(run))
         if isinstance(done, OutOfMemory):
             if not (can_shrink(run.config) and run.processes.is_alone):
                 raise MemoryError(done.reason)
@@ -160,7 +160,10 @@ def train_one_epoch(run: Run) -> tuple[Row, Evaluation]:
 
 
 def end_with_state_saved(run: Run, error: BaseException) -> NoReturn:
-    """Save the state, as far as it is whole and may come to another end; raise what the user is told."""
+    """Save the state, as far as it is whole and may come to another end; raise the message for the user.
+
+    Interrupted: a signal. NonFinite: numbers that stayed bad. UserError: a file became unreadable. MemoryError: memory
+    ran out. TrainingFailed: the disk refused a save. Anything else is a bug, whose traceback is shown."""
     from unet_trainer.training.recovery import explained, find_cause
 
     cause, saves, is_foreseen = find_cause(run, error), run.checkpointer, isinstance(error, Interrupted | UserError)
@@ -216,10 +219,10 @@ def follow(
     return (yield from train_epochs(config, keywords, is_followed=True))
 
 
-def finish(epochs: Generator[Row, None, TrainResult]) -> TrainResult:
+def finish(rows: Generator[Row, None, TrainResult]) -> TrainResult:
     while True:
         try:
-            next(epochs)
+            next(rows)
         except StopIteration as end:
             return end.value
 

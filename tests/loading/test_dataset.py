@@ -170,7 +170,7 @@ def test_an_image_is_decoded_once_for_its_crops_in_a_batch(tmp_path, monkeypatch
 
 
 def test_epochs_that_share_a_pass_hold_every_sample_once():
-    batches = EpochBatches(np.arange(12), 2, seed=3, shuffle=True, num_parts=3)
+    batches = EpochBatches(np.arange(12), 2, seed=3, shuffle=True, epochs_per_pass=3)
     assert len(batches) == 2
     seen, later = (
         [index for epoch in epochs for batch in range(2) for _, index in batches.keys(epoch, batch)]
@@ -181,13 +181,13 @@ def test_epochs_that_share_a_pass_hold_every_sample_once():
     assert {epoch for epoch, _ in batches.keys(4, 0)} == {4}
 
 
-@pytest.mark.parametrize("num_parts", [1, 2])
-def test_processes_divide_each_step_of_the_seeds_order(num_parts):
+@pytest.mark.parametrize("epochs_per_pass", [1, 2])
+def test_processes_divide_each_step_of_the_seeds_order(epochs_per_pass):
     """Two processes with batches of 3 see in each step what one with batches of 6 sees."""
-    one = EpochBatches(np.arange(40), 6, seed=3, shuffle=True, num_parts=num_parts)
-    options = {"seed": 3, "shuffle": True, "num_parts": num_parts, "world_size": 2}
+    one = EpochBatches(np.arange(40), 6, seed=3, shuffle=True, epochs_per_pass=epochs_per_pass)
+    options = {"seed": 3, "shuffle": True, "epochs_per_pass": epochs_per_pass, "world_size": 2}
     two = [EpochBatches(np.arange(40), 3, rank=rank, **options) for rank in range(2)]
-    assert len(one) == len(two[0]) == len(two[1]) == 40 // num_parts // 6
+    assert len(one) == len(two[0]) == len(two[1]) == 40 // epochs_per_pass // 6
     for epoch in range(3):
         for batch in range(len(one)):
             assert one.keys(epoch, batch) == two[0].keys(epoch, batch) + two[1].keys(epoch, batch)

@@ -299,7 +299,7 @@ def test_an_epoch_shorter_than_a_save_is_saved_as_soon_as_the_disk_is_free(behin
 def test_restoring_the_last_state_saves_nothing_of_the_epoch_since(behind, slow_disk, tmp_path):
     slow_disk.set()
     trained = [value.clone() for value in behind.state.segmenter.state_dict().values()]
-    behind.restore_last()
+    behind.go_back_to_last_save()
     assert not same(trained, behind.state.segmenter.state_dict().values())
     assert behind.state.epoch == 1
     behind.finish()

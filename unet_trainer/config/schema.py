@@ -1,6 +1,7 @@
 """Every setting of a run: one frozen, flat `Config`. Each key has a type with its bounds, a default and a sentence.
 
-pydantic checks a value by its key's type (`parse_value`). Defaults live here and nowhere else.
+pydantic checks a value by its key's type (`parse_value`). Defaults live here and nowhere else. A Config may hold `auto`;
+a ResolvedConfig holds none; `Settings` adds where each value came from and why.
 """
 
 import dataclasses

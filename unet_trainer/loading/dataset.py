@@ -132,21 +132,21 @@ class SegmentationDataset:
 
 @dataclass(eq=False)
 class EpochBatches:
-    """The batches of every epoch as lists of (epoch, index). `num_parts` epochs share one pass over the samples.
+    """The batches of every epoch as lists of (epoch, index). `epochs_per_pass` epochs share one pass over the samples.
     Shuffled: a step takes the next batch_size × world_size samples in the seed's order, each process its slice."""
 
     samples: NDArray[np.int64]  # shuffled: those of all processes; else those of this one, in order
     batch_size: int
     seed: int
     shuffle: bool  # training: shuffled, without the last partial batch, so that shapes are static
-    num_parts: int = 1
+    epochs_per_pass: int = 1
     rank: int = 0
     world_size: int = 1
     _last: tuple[int, NDArray[np.int64]] | None = field(init=False, default=None)  # epoch and its order
 
     def __len__(self) -> int:
         if self.shuffle:
-            return len(self.samples) // self.num_parts // (self.batch_size * self.world_size)
+            return len(self.samples) // self.epochs_per_pass // (self.batch_size * self.world_size)
         return -(-len(self.samples) // self.batch_size)
 
     def keys(self, epoch: int, batch: int) -> list[Key]:
@@ -163,9 +163,9 @@ class EpochBatches:
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if not self.shuffle:
             return self.samples
-        one_pass, part = divmod(epoch, self.num_parts)
+        one_pass, part = divmod(epoch, self.epochs_per_pass)
         order = np.random.default_rng([self.seed, ORDER_STREAM, one_pass]).permutation(self.samples)
-        length = len(self.samples) // self.num_parts
+        length = len(self.samples) // self.epochs_per_pass
         return order[part * length : (part + 1) * length]
 
 

@@ -36,14 +36,14 @@ class Loader:
         shuffle: bool,
         pool: WorkerPool | None = None,
         timeout: float | None = None,
-        num_parts: int = 1,
+        epochs_per_pass: int = 1,
         cutmix: float = 0.0,
         launch: Launch | None = None,
     ) -> None:
         self.dataset = dataset
         rank, world_size = (0, 1) if launch is None else (launch.rank, launch.world_size)
         samples = np.arange(len(dataset)) if shuffle or world_size == 1 else samples_of(dataset, rank, world_size)
-        self.batches = EpochBatches(samples, batch_size, dataset.seed, shuffle, num_parts, rank, world_size)
+        self.batches = EpochBatches(samples, batch_size, dataset.seed, shuffle, epochs_per_pass, rank, world_size)
         self.assembler = BatchAssembler(dataset, self.batches)
         self.pool = pool
         self.number = 0 if pool is None else pool.add(self.assembler)

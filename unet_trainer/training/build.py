@@ -256,7 +256,7 @@ def build_loaders(
     build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout, launch=launch)
     return Loaders(
         build_loader(
-            train_dataset, config.batch_size, shuffle=True, num_parts=config.epoch_parts, cutmix=config.cutmix
+            train_dataset, config.batch_size, shuffle=True, epochs_per_pass=config.epoch_parts, cutmix=config.cutmix
         ),
         build_loader(val_dataset, eval_batch_size(config, device, val_dataset), shuffle=False),
         pool,

@@ -141,7 +141,8 @@ def read_last(path: Path) -> dict[str, Any]:
 
 
 def read_run(where: Path, warn: Callable[[str], object]) -> dict[str, Any]:
-    """Return the state of a run: the .pt file if one was named, else the newest undamaged state of the folder."""
+    """Return the state to resume a run from: the .pt file if one was named, else the newest undamaged state of the
+    folder. Set-up loads it into a TrainState."""
     if not where.is_dir():
         return read_last(where)
     last, previous = where / LAST, where / PREVIOUS
@@ -215,8 +216,8 @@ class Checkpointer:
         draw_samples: Callable[[], Callable[[], Pixels]],
         make_scores: Callable[[], str],
     ) -> None:
-        """Save a finished epoch, whose state is final. `best`: the evaluated model if it is the best so far; then the
-        samples are drawn too. The picture and the scores are made in the background."""
+        """Hand over a finished epoch. It is written now, or with the next save if one is under way (`finish` waits for
+        all). `best`: the evaluated model if it is the best so far; then the samples are drawn too."""
         history = [dict(row) for row in self.state.history]
         if best is not None:
             self.waiting[BEST] = partial(self._write_state, BEST, self._copy_best(row, best))
@@ -314,8 +315,8 @@ class Checkpointer:
         if initial is not None and not run_folder.has_checkpoint(self.folder):
             self.attempt(partial(self._write_state, LAST, initial))
 
-    def restore_last(self) -> None:
-        """Load the state that was saved last, or else that of the start."""
+    def go_back_to_last_save(self) -> None:
+        """Within a run: load the state that was saved last, or else that of the start."""
         self.wait()
         self.waiting, initial = {}, self.initial
         saved = read_run(self.folder, self.console.warn) if initial is None else initial.content()
@@ -332,7 +333,7 @@ class FollowingCheckpointer:
         pass
 
     write_config = save_epoch = save_state = save_if_due = save_on_failure = _leave_to_rank_0
-    restore_last = finish = wait = attempt = check_best = _leave_to_rank_0
+    go_back_to_last_save = finish = wait = attempt = check_best = _leave_to_rank_0
 
     def describe_saved(self) -> str:
         return f"to go on: {resume_command(self.folder)}"

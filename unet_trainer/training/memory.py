@@ -34,7 +34,7 @@ class OutOfMemory:
     reason: str
 
 
-def in_memory(work: Callable[[], Result]) -> Result | OutOfMemory:
+def unless_out_of_memory(work: Callable[[], Result]) -> Result | OutOfMemory:
     """What the work returns; or why memory did not hold it, with all that it had taken given back."""
     try:
         return work()
@@ -138,7 +138,7 @@ def fit_into_memory(
     on_oom allows it. `saved`: what there is to go on from."""
     while True:
         with components.unsynchronized():
-            result = in_memory(attempt)
+            result = unless_out_of_memory(attempt)
         reasons = processes.all_gather(result.reason if isinstance(result, OutOfMemory) else None)
         reason = next((one for one in reasons if one is not None), None)
         if reason is None:

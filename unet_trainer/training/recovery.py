@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from unet_trainer.model.metrics import resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.memory import OutOfMemory, in_memory, out_of_memory_message, shrink
+from unet_trainer.training.memory import OutOfMemory, out_of_memory_message, shrink, unless_out_of_memory
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
 
@@ -29,7 +30,7 @@ def shrink_batches(run: Run, reason: str) -> None:
     components, is_whole = run.components, run.components.train_step.is_whole
     shrink(run.settings, components, reason, run.console)
     if not is_whole:
-        run.checkpointer.restore_last()
+        run.checkpointer.go_back_to_last_save()
         components.train_step.abandon()
     run.reporter.record.add("shrink", reason, run.state.epoch, run.state.batch)
     run.console.note(f"going on from {describe_position(components.state)}")
@@ -73,7 +74,8 @@ def find_cause(run: Run, error: BaseException) -> str:
     with components.restoring(), components.unsynchronized():
         for number in batches:
             batch, files = loader.read(epoch, number), loader.assembler.files(epoch, number)
-            found = in_memory(lambda: explain(segmenter, components.loss, components.numerics, batch, files))  # noqa: B023
+            model = segmenter, components.loss, components.numerics
+            found = unless_out_of_memory(partial(explain, *model, batch, files))
             if isinstance(found, OutOfMemory):
                 break  # the diagnosis needs more memory than a step
             if found:

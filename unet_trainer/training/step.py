@@ -27,7 +27,7 @@ from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.training.async_device import AsyncReader, DirectLauncher, Launcher
 from unet_trainer.training.state import EpochMetrics, all_finite
 
-MAX_BAD_STEPS = 8  # in a row; more of them, and skipping steps does not help
+MAX_BAD_STEPS = 8  # in a row end the run: skipping steps does not help
 
 # N,K,H,W logits, N,H,W masks and, for a part of a batch, the masks of the whole batch → loss, confusion matrix
 Criterion = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]

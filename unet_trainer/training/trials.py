@@ -28,9 +28,9 @@ from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.memory import (
     OutOfMemory,
     fit_into_memory,
-    in_memory,
     is_out_of_memory,
     release_device_memory,
+    unless_out_of_memory,
 )
 from unet_trainer.training.parallel import ALONE, GradientSync, Job
 from unet_trainer.training.state import EpochMetrics
@@ -182,7 +182,7 @@ class StepProbe:
         seconds = MIN_SECONDS if self.seconds_left >= SHORT_SECONDS else QUICK_SECONDS
         try:
             with unchanged():
-                found = in_memory(lambda: measure_step(config, self.image_spec, seconds, self.custom))
+                found = unless_out_of_memory(lambda: measure_step(config, self.image_spec, seconds, self.custom))
             if isinstance(found, OutOfMemory):
                 self.failure = found.reason
                 return TOO_LARGE
