@@ -84,7 +84,7 @@ def train_epochs(
         from unet_trainer.training.setup import set_up
 
         session.connect()
-        run = set_up(config, session, write_report, custom)  # all that is decided is decided before the first epoch
+        run = set_up(config, session, write_report, custom)  # what is decided is decided before the first epoch
         run.call("on_start", run.checkpointer.folder, run.config)
         with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
             try:
@@ -99,11 +99,16 @@ def train_epochs(
 def epochs(run: Run, is_followed: bool) -> Generator[Row, None, None]:
     """Train, validate, save, hand out the row; until the epochs are done, patience runs out or a callback asks."""
     from unet_trainer.training.memory import OutOfMemory, can_shrink, unless_out_of_memory
+    from unet_trainer.training.pilots import try_learning_rates
     from unet_trainer.training.recovery import shrink_batches
     from unet_trainer.training.schedule import fit_into_budget
 
+    def try_and_train() -> tuple[Row, Evaluation]:
+        try_learning_rates(run, run.check_signals)  # before the first step of a run; nothing later
+        return train_one_epoch(run)
+
     while not run.is_finished():
-        done = unless_out_of_memory(lambda: train_one_epoch(run))
+        done = unless_out_of_memory(try_and_train)
         if isinstance(done, OutOfMemory):
             if not (can_shrink(run.config) and run.processes.is_alone):
                 raise MemoryError(done.reason)
@@ -164,9 +169,12 @@ def end_with_state_saved(run: Run, error: BaseException) -> NoReturn:
 
     Interrupted: a signal. NonFinite: numbers that stayed bad. UserError: a file became unreadable. MemoryError: memory
     ran out. TrainingFailed: the disk refused a save. Anything else is a bug, whose traceback is shown."""
+    from unet_trainer.loading.worker_pool import WorkerError
+    from unet_trainer.training.memory import is_out_of_memory
     from unet_trainer.training.recovery import explained, find_cause
 
-    cause, saves, is_foreseen = find_cause(run, error), run.checkpointer, isinstance(error, Interrupted | UserError)
+    cause, saves = find_cause(run, error), run.checkpointer
+    is_foreseen = isinstance(error, Interrupted | UserError | WorkerError) or is_out_of_memory(error)
     # A process of a job that fails alone saves nothing: its GPU may wait for the others.
     may_save = run.processes.is_alone or isinstance(error, NonFinite | Interrupted)
     # The end of an epoch that is not finite would come again: the last save is before it.
@@ -179,7 +187,10 @@ def end_with_state_saved(run: Run, error: BaseException) -> NoReturn:
     except Exception:
         if is_foreseen or cause:
             raise  # else it would hide a bug
-    raise explained(run, error, cause) from None
+    message = explained(run, error, cause)
+    if message is error:
+        raise error  # with its own cause
+    raise message from None
 
 
 def script_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:

@@ -64,7 +64,7 @@ def test_what_was_tried_is_in_the_report_and_is_not_tried_again_by_a_resumed_run
     assert page.count(">taken<") == 1
 
 
-def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_is_begun_again(recipe, monkeypatch):
+def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes_on(recipe, monkeypatch):
     KnownCosts(StepCost(seconds=0.1, eval_seconds=0.01, memory=0)).install(monkeypatch)
     monkeypatch.setattr("unet_trainer.config.auto_training.plan_steps", lambda *_: StepPlan(2, 1, "planned"))
     monkeypatch.setattr(pilots, "has_time", lambda settings: settings.was_open("num_epochs"))
@@ -82,7 +82,7 @@ def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_is_b
         train(recipe, run_name="cut")
     monkeypatch.setattr(pilots, "_train", original)
     cut = whole.run_dir.with_name("cut")
-    resumed = train(recipe, run_name="cut", resume="auto")
+    resumed = train(recipe, run_name="cut", resume=str(cut))
     assert_same_run(resumed.run_dir, whole.run_dir)
     assert read_run_summary(cut).trials == read_run_summary(whole.run_dir).trials != []
     for name in ("early_stopping_patience", "warmup_epochs", "ema_decay"):

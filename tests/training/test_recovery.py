@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.small_runs import make_run
 from helpers.steps import everything, make_batch, same, small_components, take_step
@@ -46,6 +47,20 @@ def test_a_bug_is_not_hidden_by_an_error_while_saving(run, monkeypatch):
     monkeypatch.setattr(run.checkpointer, "save_on_failure", lambda state_is_whole: fail(full))
     with pytest.raises(ZeroDivisionError):
         end_with_state_saved(run, ZeroDivisionError())
+
+
+def test_an_error_of_the_callers_code_keeps_its_cause(run):
+    error = ValueError("of a callback")
+    error.__cause__ = KeyError("why")
+    with pytest.raises(ValueError, match="of a callback") as caught:
+        end_with_state_saved(run, error)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_memory_that_runs_out_between_epochs_is_explained_and_the_state_saved(run):
+    with pytest.raises(TrainingFailed, match=r"out of memory \(CUDA out of memory\)\. Try .*; to go on"):
+        end_with_state_saved(run, torch.OutOfMemoryError("CUDA out of memory"))
+    assert saved(run)["batch"] == 3
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), WorkerError("died")])

@@ -30,6 +30,18 @@ def test_accumulation_equals_the_big_batch():
     assert not torch.allclose(weights(whole), weights(plain_segmenter()), atol=1e-3)
 
 
+def test_a_step_of_several_batches_adds_into_no_memory_of_a_backward_pass_before():
+    """Which a replayed graph overwrites: after a step of one batch gradients are new tensors."""
+    step, batch = make_step(plain_segmenter()), make_batch(2)
+    take_step(step, batch)
+    of_one = [parameter.grad for parameter in step.parameters]
+    take_step(step, batch, batch, batch)
+    of_three = [parameter.grad for parameter in step.parameters]
+    assert not {id(one) for one in of_one} & {id(three) for three in of_three}
+    take_step(step, batch, batch)
+    assert all(one is other for one, other in zip(of_three, (each.grad for each in step.parameters), strict=True))
+
+
 def encoder_and_decoder(components):
     network = components.state.segmenter.network
     return tuple(

@@ -317,7 +317,8 @@ class Checkpointer:
 
     def go_back_to_last_save(self) -> None:
         """Within a run: load the state that was saved last, or else that of the start."""
-        self.wait()
+        with contextlib.suppress(NonFinite):  # of weights that were not saved
+            self.wait()
         self.waiting, initial = {}, self.initial
         saved = read_run(self.folder, self.console.warn) if initial is None else initial.content()
         self.state.load_state_dict(copy.deepcopy(saved))  # what is loaded changes in place

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from unet_trainer.config.auto_training import MAX_PILOTS, num_pilot_steps
 from unet_trainer.config.resolved_config import Settings
@@ -34,8 +34,8 @@ def is_open(settings: Settings) -> bool:
     return settings["learning_rate"].source == "decided"
 
 
-def try_learning_rates(run: Run) -> None:
-    """Before the first step of a run; does nothing later."""
+def try_learning_rates(run: Run, check: Callable[[], object]) -> None:
+    """Before the first step of a run; does nothing later. `check` is called before each step."""
     state, config = run.state, run.config
     num_steps = num_pilot_steps(state.learning_rate.num_steps)
     if state.epoch or state.batch or not is_open(run.settings) or not num_steps:
@@ -45,7 +45,7 @@ def try_learning_rates(run: Run) -> None:
     with run.console.bar("Trying learning rates:", num_batches, keep=False) as bar:
         for number in range(MAX_PILOTS):
             rate = float(f"{config.learning_rate * FACTOR**number:.2g}")
-            iou, has_learned = _train(run, rate, num_steps, bar)
+            iou, has_learned = _train(run, rate, num_steps, bar, check)
             trials.append(Trial(rate, iou, num_steps, is_chosen=False))
             one_has_learned |= has_learned
             if number and is_better(trials[-1], trials[chosen]):
@@ -79,7 +79,7 @@ def is_better(lower: Trial, higher: Trial) -> bool:
     return lower.iou > CLEARLY_MORE * higher.iou and lower.iou > higher.iou + LEAST_IOU
 
 
-def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool]:
+def _train(run: Run, rate: float, num_steps: int, bar: Bar, check: Callable[[], object]) -> tuple[float, bool]:
     """The training IoU that the rate comes to, and whether one class everywhere gives less. Changes nothing."""
     step, metrics, size = run.components.train_step, run.state.metrics, run.config.accumulation_steps
     num_warmup, first_judged = max(1, int(WARMUP_SHARE * num_steps)), int((1 - JUDGED_SHARE) * num_steps)
@@ -88,6 +88,7 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool
         for number in range(num_steps):
             if number == first_judged:
                 metrics.reset()
+            check()
             warm_up = min(1.0, (number + 1) / num_warmup)
             step(Group(itertools.islice(batches, size), size, 0), _peak(run, rate) * warm_up, metrics)
             bar.tick(size)

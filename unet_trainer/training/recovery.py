@@ -18,8 +18,15 @@ from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
+from unet_trainer.system.console import first_line
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.memory import OutOfMemory, out_of_memory_message, shrink, unless_out_of_memory
+from unet_trainer.training.memory import (
+    OutOfMemory,
+    is_out_of_memory,
+    out_of_memory_message,
+    shrink,
+    unless_out_of_memory,
+)
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
 
@@ -44,14 +51,14 @@ def explained(run: Run, error: BaseException, cause: str) -> BaseException:
     if isinstance(error, NonFinite):
         also = ", use_amp=false" if run.config.use_amp else ""
         return TrainingFailed(f"{cause}. Try a lower learning_rate, grad_clip=1.0{also}; {saved}")
-    if isinstance(error, MemoryError):
-        reason = str(error) or "MemoryError"
-        return TrainingFailed(f"{out_of_memory_message(run.config, reason, run.components.numerics.device)}; {saved}")
     if isinstance(error, WorkerError):
         ideas = "Try fewer num_workers, or num_workers=0" if run.config.num_workers else "See whether the disk is there"
         return TrainingFailed(f"{error}. {ideas}; {saved}")
     if isinstance(error, UserError):  # a file that became unreadable
         return UserError(f"{error}; {saved}")
+    if is_out_of_memory(error) and not isinstance(error, TrainingFailed):
+        reason = first_line(error) or type(error).__name__
+        return TrainingFailed(f"{out_of_memory_message(run.config, reason, run.components.numerics.device)}; {saved}")
     return error
 
 

@@ -151,13 +151,14 @@ class TrainingEpoch(contextlib.ExitStack):
 
     def groups(self) -> Iterator[Group]:
         """The batches of each step. Ends early if a signal comes while it waits for the first batch of a step; the rest
-        of a step is read without workers that were stopped or failed."""
+        of a step is read without workers that were stopped or failed (in a job, a failed worker ends the process)."""
         size, num_batches = self.run.config.accumulation_steps, len(self.loader)
         for start in range(self.state.batch, num_batches, size):
             if (first := self._next(start, must_be_there=False)) is None:
                 return
             stop = min(start + size, num_batches)
             yield Group(self._batches(first, start, stop), stop - start, self.state.epoch * num_batches + start)
+            self.meter.step_ends()  # with the move of the weights
             if self.failure is not None:  # of the workers, within the group
                 raise self.failure
 

@@ -46,7 +46,6 @@ from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import read_initial_model
 from unet_trainer.training.memory import fit_into_memory
 from unet_trainer.training.parallel import Job, broadcast_state, choose_backend, device_id
-from unet_trainer.training.pilots import try_learning_rates
 from unet_trainer.training.reporting import Reporter
 from unet_trainer.training.run import Run
 from unet_trainer.training.schedule import fit_into_budget, plan_run
@@ -67,8 +66,8 @@ PACKAGES = ("segmentation-models-pytorch", "timm", "albumentations", "numpy", "o
 
 
 def set_up(config: Config, session: Session, make_report: Callable[..., object], custom: CustomParts = NO_PARTS) -> Run:
-    """Checkpoint → device → data → settings → loaders → model → folder → compiled steps → learning rate. `make_report`:
-    writes the page of the run."""
+    """Checkpoint → device → data → settings → loaders → model → folder → compiled steps. `make_report`: writes the
+    page of the run."""
     budget = TimeBudget(config.time_budget, session.started)
     console, processes = session.console, session.processes
     check_same(processes, config_facts(config), "", "the same config, the same command and the same packages")
@@ -167,8 +166,6 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
     if processes.is_main:
         reporter.trackers = Trackers(settings.taken, folder, state.epoch, record, console.warn)
     record.update(startup_seconds=startup_seconds)
-    saved = checkpointer.describe_saved()
-    fit_into_memory(partial(try_learning_rates, run), settings, components, console, saved, processes)
     return run
 
 

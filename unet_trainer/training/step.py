@@ -133,6 +133,7 @@ class TrainStep:
                     loss = self.sync.spoiled_if_bad(loss)
                 self.scaler.scale(loss if group.size == 1 else loss / group.size).backward()
                 self._count(part, loss.detach(), counts, batch.num_images, metrics)
+                del logits, loss  # their memory is for the next part
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
         def update() -> None:
@@ -153,9 +154,11 @@ class TrainStep:
         self.is_whole = True
 
     def _begin(self, group: Group, learning_rate: float) -> None:
-        self.is_whole, self.adds_up = False, group.size > 1 or self.num_parts > 1
+        adds_up = group.size > 1 or self.num_parts > 1
+        # What a step of one part left is the memory of its backward pass, which the next replay overwrites.
+        self.optimizer.zero_grad(set_to_none=not (adds_up and self.adds_up))
+        self.is_whole, self.adds_up = False, adds_up
         self.guard.begin_step(group.first)
-        self.optimizer.zero_grad(set_to_none=not self.adds_up)
         for parameter in self.parameters if self.adds_up else ():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
