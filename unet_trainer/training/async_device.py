@@ -55,16 +55,14 @@ class AsyncReader:
 class HostCopy:
     """Copies nested dicts and lists with tensors to the host, as they are now, without waiting for the device.
 
-    Tensors that `other`, made at the same moment, has copied are not copied again.
-
     The copies lie in a few large blocks of memory: a block is allocated and written to the file with one call. Hundreds
     of small calls would contend with the training loop for the GIL.
     """
 
-    def __init__(self, content: Any, other: HostCopy | None = None) -> None:
-        self.places: dict[TensorKey, torch.Tensor] = {} if other is None else dict(other.places)
+    def __init__(self, content: Any) -> None:
+        self.places: dict[TensorKey, torch.Tensor] = {}
         tensors = [leaf.detach() for leaf in tree_leaves(content) if isinstance(leaf, torch.Tensor)]
-        sources = {source: tensor for tensor in tensors if (source := _key(tensor)) not in self.places}
+        sources = {_key(tensor): tensor for tensor in tensors}
         for group in _blocks(sources):  # of one dtype from one device, one tensor behind the other
             first = next(iter(group.values()))
             total = sum(tensor.numel() for tensor in group.values())
