@@ -24,7 +24,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
-import unet_trainer
 from unet_trainer.commands.command_line import exit_codes, find_command, read_training_command
 from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
 from unet_trainer.config.load import check_url, load_config, load_with_demo
@@ -33,7 +32,7 @@ from unet_trainer.runs.folder import BEST, check_init_from
 from unet_trainer.system.console import EXIT_DONE, EXIT_TRAINING_FAILED
 from unet_trainer.system.signals import Interrupted, Signals, exit_process
 from unet_trainer.training.early_checks import check_before_imports
-from unet_trainer.training.extension import split_keywords
+from unet_trainer.training.extension import finish, split_keywords
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
     from unet_trainer.config.overrides import Keywords
@@ -195,9 +194,7 @@ def end_with_state_saved(run: Run, error: BaseException) -> NoReturn:
 
 def script_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
     """CONFIG plus overrides; while data_dir is the demo's, what they leave open comes from configs/demo.yaml."""
-    beside_script = Path(__file__).parent / "configs" / "demo.yaml"  # pip installs it in the package
-    installed = Path(unet_trainer.__file__).parent / "configs" / "demo.yaml"
-    return load_with_demo(CONFIG, overrides, beside_script if beside_script.is_file() else installed)
+    return load_with_demo(CONFIG, overrides)
 
 
 def train(
@@ -228,14 +225,6 @@ def follow(
 
     Leaving the loop cancels the run; its state is saved."""
     return (yield from train_epochs(config, keywords, is_followed=True))
-
-
-def finish(rows: Generator[Row, None, TrainResult]) -> TrainResult:
-    while True:
-        try:
-            next(rows)
-        except StopIteration as end:
-            return end.value
 
 
 def train_by_command(config: Config, started: float) -> TrainResult:

@@ -61,6 +61,7 @@ DATASET_KEYS = {
 }
 # Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
+DEMO_YAML = "configs/demo.yaml"
 
 
 def load_config(
@@ -90,8 +91,10 @@ def _error(origin: object, problems: Sequence[str]) -> ConfigError:
     return ConfigError("\n  ".join([f"{count} in {origin}:", *problems]))
 
 
-def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any], demo_file: Path) -> Config:
-    """A script's own settings plus overrides; while data_dir is the demo's, `demo_file` fills in what is open."""
+def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any]) -> Config:
+    """A script's own settings plus overrides; while data_dir is the demo's, configs/demo.yaml fills in what is open."""
+    beside, inside = (Path(__file__).parents[up] / DEMO_YAML for up in (2, 1))  # of a clone, and where pip installs it
+    demo_file = beside if beside.is_file() else inside
     pairs = overrides if isinstance(overrides, Mapping) else [override.partition("=")[::2] for override in overrides]
     given = {**own, **dict(pairs)}
     demo = _read_file(demo_file) if is_demo_dir(str(given.get("data_dir", schema.DEMO_DIR))) else {}

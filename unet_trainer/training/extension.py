@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -122,3 +122,12 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[CustomParts, dict[str, 
     model, train_data, val_data = (settings.pop(name, None) for name in ("model", "train_data", "val_data"))
     custom = CustomParts(loss, model, train_data, val_data, callbacks)
     return custom, settings | custom.loss_setting
+
+
+def finish(rows: Generator[Row, None, TrainResult]) -> TrainResult:
+    """Trains to the end, and returns the result."""
+    while True:
+        try:
+            next(rows)
+        except StopIteration as end:
+            return end.value
